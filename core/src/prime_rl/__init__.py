@@ -1,0 +1,3 @@
+"""prime-rl: asynchronous reinforcement learning, fine-tuning and evaluation of language models."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,156 @@
+"""The `[orchestrator]` section: sources, groups, sampling, dispatch, batches."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from prime_rl.configs.base import BaseConfig, defaults, plugin_section
+
+RESERVED_SOURCE_NAMES = ("all", "agg")
+
+
+class SelectConfig(BaseConfig):
+    """Which tasks of a source are used; applied in the order of the fields."""
+
+    include: list[int] | None = None
+    """Indices of tasks to take; None: all."""
+    exclude: list[int] = []
+    """Indices of tasks to leave out."""
+    shuffle: int | None = None
+    """Seed of a shuffle; None: source order."""
+    skip: int = Field(0, ge=0)
+    """Tasks to skip at the front."""
+    limit: int | None = Field(None, ge=1)
+    """Most tasks to use; None: all."""
+
+
+class SamplingConfig(BaseConfig):
+    """How an engine samples."""
+
+    temperature: float = Field(1.0, ge=0, le=2)
+    """Softmax temperature; 0 is greedy (evaluation only)."""
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """Most tokens per turn; None: what the sequence length leaves."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus bound."""
+    top_k: int | None = Field(None, ge=1)
+    """Most candidates; None: all."""
+    seed: int | None = Field(None, ge=0)
+    """Seed of the sampler; None: drawn by the engine."""
+
+
+class SourceConfig(BaseConfig):
+    """One environment to draw tasks from."""
+
+    env: dict[str, Any]
+    """Environment of the `verifiers` library: `{taskset = {id = "...", ...}, ...}`."""
+    name: str | None = None
+    """Unique name in metrics; None: the task set's id."""
+    select: SelectConfig = defaults()
+    """Which tasks."""
+    group_size: int = Field(1, ge=1)
+    """Episodes per task."""
+    sampling: SamplingConfig = defaults()
+    """How episodes are sampled."""
+
+    @property
+    def label(self) -> str:
+        """The source's name, or its task set's id."""
+        return self.name or str(self.env.get("taskset", {}).get("id", "source"))
+
+
+class TrainSourceConfig(SourceConfig):
+    """One environment that is trained on."""
+
+    ratio: float = Field(1.0, gt=0)
+    """Weight against the other sources."""
+    algo: plugin_section("algorithm", default="grpo") | None = None  # type: ignore[valid-type]
+    """Algorithm of this source; None: the group default."""
+
+
+class EvalSourceConfig(SourceConfig):
+    """One environment that is evaluated."""
+
+
+class TrainSourcesConfig(BaseConfig):
+    """Training sources; the fields beside `source` are defaults that every source inherits."""
+
+    source: list[TrainSourceConfig] = Field(min_length=1)
+    """The sources."""
+    algo: plugin_section("algorithm", default="grpo") = defaults()  # type: ignore[valid-type]
+    """Algorithm of every source that names none."""
+
+
+class EvalSourcesConfig(BaseConfig):
+    """Evaluation sources."""
+
+    source: list[EvalSourceConfig] = Field(min_length=1)
+    """The sources."""
+    interval: int = Field(100, ge=1)
+    """Steps between evaluations; the last version is always evaluated."""
+    skip_first_step: bool = False
+    """Do not evaluate version 0."""
+
+
+class ConcurrencyConfig(BaseConfig):
+    """How many episodes run at once."""
+
+    max_inflight: int = Field(128, ge=1)
+    """Most episodes in flight."""
+
+
+class OrchestratorConfig(BaseConfig):
+    """The orchestrator: tasks, episodes, groups, advantages, batches."""
+
+    train: TrainSourcesConfig
+    """What is trained on."""
+    eval: EvalSourcesConfig | None = None
+    """What is evaluated; None: nothing."""
+    batch_size: int = Field(128, ge=1)
+    """Episodes per step; a multiple of every source's group_size."""
+    constant_batch_size: bool = True
+    """Backfill episodes that carry no signal, so that every batch has `batch_size` live ones."""
+    concurrency: ConcurrencyConfig = defaults()
+    """Episodes in flight."""
+    max_off_policy_steps: int = Field(8, ge=0)
+    """Largest staleness a shipped episode may have, in steps."""
+    target_lag: int = Field(1, ge=0)
+    """Batch n ships once version n - 1 - target_lag is published; 0 is synchronous training."""
+    max_empty_batches: int = Field(10, ge=1)
+    """Rounds of groups without any signal after which the run fails with the reason."""
+    episode_timeout_s: float = Field(600.0, gt=0)
+    """Seconds after which an episode is a time-out."""
+    env_workers: int = Field(1, ge=1)
+    """Processes per environment server."""
+    batch_transport: Literal["zmq", "filesystem"] = "zmq"
+    """How batches reach the trainer."""
+    save_episodes: bool = True
+    """Write every episode to the trace stream."""
+
+    @model_validator(mode="after")
+    def _sources_fit(self) -> OrchestratorConfig:
+        for block in (self.train, self.eval):
+            if block is None:
+                continue
+            labels = [source.label for source in block.source]
+            for label in labels:
+                if label in RESERVED_SOURCE_NAMES:
+                    raise ValueError(f"source name {label!r} is reserved; choose another `name`")
+                if labels.count(label) > 1:
+                    raise ValueError(f"source name {label!r} occurs twice; set a unique `name`")
+        for source in self.train.source:
+            if self.batch_size % source.group_size:
+                raise ValueError(
+                    f"batch_size {self.batch_size} is not a multiple of group_size "
+                    f"{source.group_size} of source {source.label!r}"
+                )
+            if source.group_size > self.concurrency.max_inflight:
+                raise ValueError(
+                    f"concurrency.max_inflight {self.concurrency.max_inflight} is below group_size "
+                    f"{source.group_size} of source {source.label!r}"
+                )
+            if source.sampling.temperature == 0:
+                raise ValueError(f"source {source.label!r}: temperature 0 cannot be trained on")
+        return self

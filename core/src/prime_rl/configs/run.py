@@ -1,0 +1,147 @@
+"""A run: one or more stages, each a complete specification from which every process derives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from prime_rl.configs.base import BaseConfig, default_type, defaults, plugin_section
+from prime_rl.configs.inference import InferenceConfig
+from prime_rl.configs.model import (
+    CheckpointConfig,
+    ModelConfig,
+    ResumeConfig,
+    TokenizerConfig,
+)
+from prime_rl.configs.orchestrator import EvalSourcesConfig, OrchestratorConfig
+from prime_rl.configs.trainer import TrainerConfig
+
+
+class RunIdentity(BaseConfig):
+    """Name and place of a run."""
+
+    name: str | None = None
+    """Name; None: made from sources and model."""
+    dir: str | None = None
+    """Folder below output_dir; None: the name."""
+
+
+class PluginsConfig(BaseConfig):
+    """Which installed plugins may be used. Read before any plugin is imported."""
+
+    allow: list[str] | None = None
+    """Only these plugins (and core's own); None: all."""
+    deny: list[str] = []
+    """Never these."""
+    required: list[str] = []
+    """Fail when one of these is missing."""
+
+
+class LogConfig(BaseConfig):
+    """Logging."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is written."""
+    interval_s: float = Field(10.0, gt=0)
+    """Seconds between progress lines."""
+
+
+class StageConfig(BaseConfig):
+    """What every kind of stage has."""
+
+    name: str | None = None
+    """Folder of the stage inside the run directory; None: its type."""
+    model: ModelConfig = defaults()
+    """Which model."""
+    tokenizer: TokenizerConfig = defaults()
+    """Tokenizer and renderer."""
+    seq_len: int = Field(2048, ge=2)
+    """Longest sample and packed row, in tokens."""
+    max_steps: int = Field(ge=1)
+    """Optimizer steps."""
+    seed: int = Field(0, ge=0)
+    """Seed of data order, sampling and everything else that is random."""
+    trainer: TrainerConfig = defaults()
+    """Optimisation."""
+    ckpt: CheckpointConfig | None = None
+    """Checkpoints; None: none are written."""
+    resume: ResumeConfig | None = None
+    """Set by `--resume`."""
+    log: LogConfig = defaults()
+    """Logging."""
+    launcher: plugin_section("launcher", default="local") = defaults()  # type: ignore[valid-type]
+    """Who starts the processes."""
+    plugins: PluginsConfig = defaults()
+    """Which plugins may be used."""
+    env_vars: dict[str, str] = {}
+    """Environment variables of every process."""
+
+
+class SFTDataConfig(BaseConfig):
+    """Rows to fine-tune on: `messages`, or `prompt` and `completion`."""
+
+    source: str
+    """A .jsonl file, or `module:function` that yields rows."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments of the function."""
+    batch_size: int = Field(128, ge=1)
+    """Samples per step."""
+    shuffle: bool = True
+    """Shuffle each pass, with the run's seed plus the pass number."""
+
+
+class SFTConfig(StageConfig):
+    """Supervised fine-tuning."""
+
+    type: Literal["sft"] = "sft"
+    data: SFTDataConfig
+    """What to train on."""
+    eval: EvalSourcesConfig | None = None
+    """Environments to evaluate the final weights on; None: none."""
+    inference: InferenceConfig = defaults()
+    """Engine of the evaluation."""
+    router: plugin_section("router", default="sticky") = defaults()  # type: ignore[valid-type]
+    """Chooses the engine of a session."""
+
+
+class RLConfig(StageConfig):
+    """Asynchronous reinforcement learning."""
+
+    type: Literal["rl"] = "rl"
+    orchestrator: OrchestratorConfig
+    """Tasks, episodes, advantages, batches."""
+    inference: InferenceConfig = defaults()
+    """Engines."""
+    router: plugin_section("router", default="sticky") = defaults()  # type: ignore[valid-type]
+    """Chooses the engine of a session."""
+    weight_broadcast: plugin_section("weight_transport", default="filesystem") = defaults()  # type: ignore[valid-type]
+    """How new weights reach the engines."""
+    weight_broadcast_timeout_s: float = Field(3600.0, gt=0)
+    """Seconds either side of a weight update waits for the other."""
+
+
+Stage = Annotated[SFTConfig | RLConfig, Field(discriminator="type"), default_type("rl")]
+
+
+class RunConfig(BaseConfig):
+    """A resolved recipe: what is saved in the run directory and what every process is started with."""
+
+    run: RunIdentity = defaults()
+    """Name and place."""
+    output_dir: Path = Path("outputs")
+    """Folder of all runs."""
+    stages: list[Stage] = Field(min_length=1)
+    """Stages in order. A stage without `model.name` starts from the previous stage's weights."""
+    plugin_versions: dict[str, str] = {}
+    """`kind:name` -> `distribution==version` of every plugin the run resolved; written by the
+    launcher and checked by every process."""
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        name = self.run.dir or self.run.name
+        if name is None:
+            raise ValueError("the run has no name yet; it is given when the recipe is resolved")
+        return self.output_dir / name

@@ -1,0 +1,1 @@
+"""Agreement between processes: weight-update handshake, job control."""

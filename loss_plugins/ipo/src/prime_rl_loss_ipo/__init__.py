@@ -1,0 +1,1 @@
+"""IPO: policy gradient with a probability-difference mask."""

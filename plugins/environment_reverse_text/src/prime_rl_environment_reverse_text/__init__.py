@@ -1,0 +1,22 @@
+"""Reverse a word, letter by letter: a small offline task set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["InProcessHarness", "ReverseTextTaskset", "sft_rows"]
+
+_HOMES = {
+    "InProcessHarness": "prime_rl.api.environment",
+    "ReverseTextTaskset": "prime_rl_environment_reverse_text.taskset",
+    "sft_rows": "prime_rl_environment_reverse_text.rows",
+}
+"""Where each public name lives; imported on first use, so that importing the package is light."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""Sticky least-loaded router."""

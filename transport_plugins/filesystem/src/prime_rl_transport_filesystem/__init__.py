@@ -1,0 +1,1 @@
+"""Weights as safetensors files in a shared directory."""
