@@ -1,0 +1,1 @@
+"""The command line. `main` dispatches; every command is a module of its own, imported when used."""
