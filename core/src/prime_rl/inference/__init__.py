@@ -1,0 +1,1 @@
+"""Serves a model: scheduler, sampler, HTTP, weight updates. Runs any model plugin."""

@@ -1,0 +1,1 @@
+"""Building blocks of model plugins: attention, experts, norms, and what records them."""

@@ -1,0 +1,1 @@
+"""Conformance kits: abstract test classes that plugin authors subclass."""
