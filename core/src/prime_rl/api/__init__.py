@@ -37,6 +37,7 @@ _HOMES = {
     "Launcher": "launcher",
     "Process": "launcher",
     "WeightLayout": "layout",
+    "hookimpl": "hooks",
 }
 
 __all__ = sorted(_HOMES)
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from prime_rl.api.backends import AttentionBackend, DSABackend, MoEBackend
     from prime_rl.api.batch import PackedBatch
     from prime_rl.api.engine import Engine, EngineSpec
+    from prime_rl.api.hooks import hookimpl
     from prime_rl.api.launcher import Launcher, Process
     from prime_rl.api.layout import WeightLayout
     from prime_rl.api.loss import Loss, LossInputs, LossOutput

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from prime_rl.errors import PluginError, PrimeError
+from prime_rl.errors import PrimeError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -64,8 +64,6 @@ def exit_code(stop: SystemExit) -> int:
 def report(error: PrimeError) -> int:
     """Print the error for a person; the exit code."""
     print(f"error: {error}", file=sys.stderr)
-    if isinstance(error, PluginError) and error.original_traceback and "-v" in sys.argv:
-        print(error.original_traceback, file=sys.stderr)
     return EXIT_FAILED
 
 

@@ -12,6 +12,9 @@ _REQUIREMENT = re.compile(
 )
 
 
+_ONLY_EXTRA = re.compile(r"extra\s*==\s*(['\"])[^'\"]+\1\s*$")
+
+
 def requirement_on_core(requirements: Iterable[str]) -> str:
     """The specifier of the `prime-rl` line that applies here; "" when there is none.
 
@@ -45,6 +48,8 @@ def reason_incompatible(requires_core: str, core_version: str) -> str:
 
 
 def _marker_holds(text: str) -> bool:
+    if _ONLY_EXTRA.match(text):  # by far the most common; spares a 20 ms import
+        return False
     from packaging.markers import InvalidMarker, Marker
 
     try:

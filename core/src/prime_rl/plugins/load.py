@@ -13,7 +13,7 @@ from stevedore.driver import DriverManager
 from prime_rl.configs.base import PluginConfig
 from prime_rl.errors import PluginError
 from prime_rl.plugins.kinds import Kind
-from prime_rl.plugins.records import PluginRecord, normalise_name, split_name
+from prime_rl.plugins.records import CORE_DISTRIBUTION, PluginRecord, normalise_name, split_name
 
 
 def load_record(kind: Kind, record: PluginRecord) -> type:
@@ -79,11 +79,14 @@ def _normalise(name: Any) -> Any:
 
 def failure(record: PluginRecord, reason: str, error: BaseException | None = None) -> PluginError:
     """The error for a plugin that is installed, was chosen, and does not work."""
+    advice = f"Fix or update it (pip install -U {record.distribution})"
+    if record.is_core and isinstance(error, ModuleNotFoundError):
+        advice = f"Install what core needs on one machine: pip install '{CORE_DISTRIBUTION}[local]'"
     text = (
         f"{record.describe()} is installed but cannot be used: {reason}\n"
-        f"It is {record.target!r} at {record.location}. Fix or update it "
-        f"(pip install -U {record.distribution}), choose another {record.kind}, or switch it off "
-        f"with --no-plugin {record.name}; `prime plugins doctor` shows the whole traceback."
+        f"It is {record.target!r} at {record.location}. {advice}, choose another {record.kind}, "
+        f"or switch it off with --no-plugin {record.name}; `prime plugins doctor` shows the whole "
+        "traceback."
     )
     return PluginError(
         text,
@@ -92,8 +95,18 @@ def failure(record: PluginRecord, reason: str, error: BaseException | None = Non
         distribution=record.distribution,
         version=record.version,
         target=record.target,
-        original_traceback="".join(traceback.format_exception(error)) if error else "",
+        original_traceback=_plugin_traceback(error) if error else "",
     )
+
+
+def _plugin_traceback(error: BaseException) -> str:
+    """The error's traceback without the frames of the loading machinery."""
+    machinery = (__file__, "importlib", "stevedore")
+    whole = traceback.TracebackException.from_exception(error)
+    whole.stack = traceback.StackSummary.from_list(
+        [frame for frame in whole.stack if not any(part in frame.filename for part in machinery)]
+    )
+    return "".join(whole.format())
 
 
 def _contract(kind: Kind) -> type:

@@ -44,6 +44,11 @@ class PluginRecord(NamedTuple):
         return f"{self.distribution}:{self.name}"
 
     @property
+    def name_in_config(self) -> str:
+        """What a configuration writes: the name, qualified when the bare one is not its own."""
+        return self.qualified_name if self.state == CONFLICTING else self.name
+
+    @property
     def is_core(self) -> bool:
         """True for what core itself ships."""
         return self.distribution == CORE_DISTRIBUTION
@@ -59,6 +64,8 @@ class Problem(NamedTuple):
     distribution: str
     location: str
     reason: str
+    is_harmless: bool = False
+    """True for a second copy of a distribution, which is merely ignored."""
 
     def describe(self) -> str:
         """One line for `list`, `doctor` and error messages."""

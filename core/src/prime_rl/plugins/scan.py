@@ -112,7 +112,7 @@ def _read_all() -> _Found:
     for name, location in later_copies:
         if name in interesting and os.path.realpath(location) != os.path.realpath(first_copy[name]):
             reason = f"a second copy, ignored; the one in use is at {first_copy[name]}"
-            found.problems.append(Problem(name, location, reason))
+            found.problems.append(Problem(name, location, reason, is_harmless=True))
     if CORE_DISTRIBUTION not in first_copy:
         reason = "core is not installed, so its own plugins are unknown: pip install prime-rl"
         found.problems.append(Problem(CORE_DISTRIBUTION, os.path.dirname(__file__), reason))
@@ -153,10 +153,9 @@ def _read_one(
         return
     try:
         headers = read_headers(distribution)
-        requires_core = requirement_on_core(headers.requirements)
-        incompatible = (
-            "" if name == CORE_DISTRIBUTION else reason_incompatible(requires_core, __version__)
-        )
+        is_core = name == CORE_DISTRIBUTION
+        requires_core = "" if is_core else requirement_on_core(headers.requirements)
+        incompatible = reason_incompatible(requires_core, __version__)
     except ValueError as error:  # MalformedMetadata, InvalidSpecifier and InvalidVersion are such
         damage = damage or f"{error}"
         found.problems.append(Problem(name, location, damage))
