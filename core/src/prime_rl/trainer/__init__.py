@@ -1,0 +1,1 @@
+"""The trainer: forward, loss, backward, step, checkpoint, publish weights."""

@@ -1,0 +1,21 @@
+"""Settings of the IPO loss."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from prime_rl.configs.base import PluginConfig
+
+
+class IPOConfig(PluginConfig):
+    """Importance-weighted policy gradient that drops tokens whose probability moved too far."""
+
+    type: str = "ipo"
+    """Name of the loss."""
+    eps: float = Field(0.3, gt=0, le=1)
+    """Largest change of a token's probability, |p_trainer - p_sampler|; beyond it the token is
+    dropped."""
+    adv_tau: float = Field(1.0, gt=0)
+    """Factor on the advantages."""
+    max_importance_ratio: float = Field(1e4, gt=0)
+    """Bound of the importance ratio p_trainer / p_sampler of kept tokens."""
