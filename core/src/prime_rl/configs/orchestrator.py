@@ -74,7 +74,28 @@ class EvalSourceConfig(SourceConfig):
     """One environment that is evaluated."""
 
 
-class TrainSourcesConfig(BaseConfig):
+class SourceDefaultsConfig(BaseConfig):
+    """What every source of a group inherits, key by key, unless it says otherwise itself.
+
+    A source of another task set keeps its own `env`.
+    """
+
+    env: dict[str, Any] = {}
+    """Default of every source's `env`."""
+    select: SelectConfig = defaults()
+    """Default of every source's `select`."""
+    group_size: int = Field(1, ge=1)
+    """Default of every source's `group_size`."""
+    sampling: SamplingConfig = defaults()
+    """Default of every source's `sampling`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _give_to_sources(cls, data: Any) -> Any:
+        return with_inherited(data) if isinstance(data, dict) else data
+
+
+class TrainSourcesConfig(SourceDefaultsConfig):
     """Training sources; the fields beside `source` are defaults that every source inherits."""
 
     source: list[TrainSourceConfig] = Field(min_length=1)
@@ -82,8 +103,13 @@ class TrainSourcesConfig(BaseConfig):
     algo: plugin_section("algorithm", default="grpo") = defaults()  # type: ignore[valid-type]
     """Algorithm of every source that names none."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _give_to_sources(cls, data: Any) -> Any:
+        return with_inherited(data, {"algo": {}}) if isinstance(data, dict) else data
 
-class EvalSourcesConfig(BaseConfig):
+
+class EvalSourcesConfig(SourceDefaultsConfig):
     """Evaluation sources."""
 
     source: list[EvalSourceConfig] = Field(min_length=1)
@@ -92,6 +118,49 @@ class EvalSourcesConfig(BaseConfig):
     """Steps between evaluations; the last version is always evaluated."""
     skip_first_step: bool = False
     """Do not evaluate version 0."""
+
+
+INHERITED = ("env", "select", "sampling", "group_size", "algo")
+"""Keys of a group that its sources inherit."""
+
+
+def with_inherited(group: dict[str, Any], always: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The group with its defaults merged into every source that is a plain table."""
+    given = {**(always or {}), **group}
+    shared = {key: given[key] for key in INHERITED if given.get(key) is not None}
+    sources = group.get("source")
+    if not isinstance(sources, list):
+        return group
+    merged = [inherit(shared, one) if isinstance(one, dict) else one for one in sources]
+    return {**group, "source": merged}
+
+
+def inherit(shared: Any, own: Any) -> Any:
+    """`own` completed from `shared`, key by key; `own` alone when the two are different things."""
+    if own is None:
+        return shared
+    if isinstance(own, str) and isinstance(shared, dict) and shared.get("type") == own:
+        return shared
+    if not (isinstance(own, dict) and isinstance(shared, dict)) or are_different(shared, own):
+        return own
+    return {
+        **own,
+        **{key: inherit(value, own[key]) if key in own else value for key, value in shared.items()},
+    }
+
+
+def are_different(shared: dict[str, Any], own: dict[str, Any]) -> bool:
+    """True when both tables say what they are (`type`, or a task set's `id`) and disagree."""
+    return any(_tag(shared, *path) != _tag(own, *path) for path in _TAGS if _tag(own, *path))
+
+
+_TAGS = (("type",), ("taskset", "id"))
+
+
+def _tag(table: Any, *path: str) -> Any:
+    for key in path:
+        table = table.get(key) if isinstance(table, dict) else None
+    return table
 
 
 class ConcurrencyConfig(BaseConfig):

@@ -99,7 +99,11 @@ class SFTConfig(StageConfig):
     data: SFTDataConfig
     """What to train on."""
     eval: EvalSourcesConfig | None = None
-    """Environments to evaluate the final weights on; None: none."""
+    """Environments to evaluate on; None: none."""
+    eval_before: bool = True
+    """Evaluate the weights the stage starts from, beside the training."""
+    eval_after: bool = True
+    """Evaluate the weights the stage ends with. A following RL stage evaluates them too."""
     inference: InferenceConfig = defaults()
     """Engine of the evaluation."""
     router: plugin_section("router", default="sticky") = defaults()  # type: ignore[valid-type]
@@ -134,9 +138,9 @@ class RunConfig(BaseConfig):
     """Folder of all runs."""
     stages: list[Stage] = Field(min_length=1)
     """Stages in order. A stage without `model.name` starts from the previous stage's weights."""
-    plugin_versions: dict[str, str] = {}
-    """`kind:name` -> `distribution==version` of every plugin the run resolved; written by the
-    launcher and checked by every process."""
+    plugin_versions: list[dict[str, str]] = []
+    """Every plugin the run resolved, with distribution and version (`Registry.table()`); written
+    when the recipe is resolved and checked by every process (`Registry.verify_table()`)."""
 
     @property
     def directory(self) -> Path:
