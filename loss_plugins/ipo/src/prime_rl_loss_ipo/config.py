@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from prime_rl.configs.base import PluginConfig
@@ -10,7 +12,7 @@ from prime_rl.configs.base import PluginConfig
 class IPOConfig(PluginConfig):
     """Importance-weighted policy gradient that drops tokens whose probability moved too far."""
 
-    type: str = "ipo"
+    type: Literal["ipo"] = "ipo"
     """Name of the loss."""
     eps: float = Field(0.3, gt=0, le=1)
     """Largest change of a token's probability, |p_trainer - p_sampler|; beyond it the token is

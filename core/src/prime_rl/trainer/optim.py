@@ -1,0 +1,75 @@
+"""Optimizers over the trainable parameters, and the bound on the gradient norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from prime_rl.configs.trainer import AdamWConfig, OptimConfig
+
+AUTO_WEIGHT_DECAY = {"rl": 0.0, "sft": 0.01}
+
+
+def build_optimizer(
+    config: OptimConfig, parameters: Iterable[nn.Parameter], stage_type: str
+) -> torch.optim.Optimizer:
+    """The configured optimizer over those parameters that train."""
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    decay = config.weight_decay
+    if decay == "auto":
+        decay = AUTO_WEIGHT_DECAY[stage_type]
+    if isinstance(config, AdamWConfig):
+        return torch.optim.AdamW(
+            trainable,
+            lr=config.lr,
+            betas=(config.betas1, config.betas2),
+            eps=config.eps,
+            weight_decay=decay,
+            fused=True,
+        )
+    return SignSGD(trainable, lr=config.lr, weight_decay=decay)
+
+
+class SignSGD(torch.optim.Optimizer):
+    """w -= lr * weight_decay * w; w -= lr * sign(gradient). Keeps no state."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step; `closure` is evaluated first when given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if group["weight_decay"]:
+                    parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+                parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
+        return loss
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """The rate of every group for the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Global L2 norm of all gradients, over all shards: a collective when parameters are sharded."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, max_norm: float) -> None:
+    """Scale all gradients so that their norm is at most `max_norm`."""
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
