@@ -15,6 +15,14 @@ class CheckpointError(PrimeError):
     """A checkpoint or weight file that is missing, incomplete or does not fit the model."""
 
 
+class WeightError(CheckpointError):
+    """Tensors that do not fit the model: missing, unknown, mis-shaped or incomplete. Names them."""
+
+
+class WeightTransferError(PrimeError):
+    """The payload of a weight version is incomplete, damaged or not the one announced."""
+
+
 class RunError(PrimeError):
     """A run that cannot go on: a process died, a bound was exceeded, a directory is in use."""
 

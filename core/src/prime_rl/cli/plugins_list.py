@@ -7,6 +7,7 @@ Uses argparse and plain columns instead of typer and rich, which together would 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from prime_rl import __version__
 from prime_rl.plugins import GROUPS, PluginRecord, Registry, Switches, scan
@@ -72,7 +73,7 @@ def as_text(registry: Registry, records: list[PluginRecord], warnings: list[str]
     return "\n".join([*lines, "", *notes] if notes else lines)
 
 
-def table(rows: list[tuple[str, ...]]) -> list[str]:
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as aligned columns; the first row is the heading."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     padded = [

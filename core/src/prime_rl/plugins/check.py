@@ -60,7 +60,7 @@ def _try(registry: Registry, kind: str, name: str) -> None:
     config = registry.config_class(kind, name)
     config.model_json_schema()
     if not any(field.is_required() for field in config.model_fields.values()):
-        plugin(config())
+        plugin(config.model_validate({}))
 
 
 def _record(registry: Registry, kind: str, name: str) -> PluginRecord:

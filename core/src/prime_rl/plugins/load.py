@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib
 import traceback
 from importlib.metadata import EntryPoint
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BeforeValidator, create_model
+from pydantic import create_model
 from stevedore.driver import DriverManager
 
 from prime_rl.configs.base import PluginConfig
 from prime_rl.errors import PluginError
 from prime_rl.plugins.kinds import Kind
-from prime_rl.plugins.records import CORE_DISTRIBUTION, PluginRecord, normalise_name, split_name
+from prime_rl.plugins.records import CORE_DISTRIBUTION, PluginRecord, normalise_name
 
 
 def load_record(kind: Kind, record: PluginRecord) -> type:
@@ -48,33 +48,24 @@ def load_object(record: PluginRecord) -> Any:
 
 
 def config_class_as(plugin: type, record: PluginRecord, asked: str) -> type[PluginConfig]:
-    """The plugin's Config, whose `type` is the name that was asked for.
+    """The plugin's Config, whose `type` is pinned to the name that was asked for.
 
-    Usually the class itself. A derived one when the plugin does not pin `type`, when the name was
-    written with a dash, or as `distribution:name`: without the latter the saved configuration would
-    forget which of two wheels was meant.
+    Usually the class itself. A derived one when the plugin does not pin `type` to this one name, or
+    when the name was written as `distribution:name`: without the latter the saved configuration
+    would forget which of two wheels was meant.
     """
     config: type[PluginConfig] = plugin.Config  # type: ignore[attr-defined]
-    distribution, name = split_name(asked)
-    normalised = f"{distribution}:{name}" if distribution else name
-    if asked == record.name and _pinned_names(config):
+    name = record.qualified_name if ":" in asked else record.name
+    if _pinned_names(config) == (name,) and config.model_fields["type"].default == name:
         return config
-    pinned = Annotated[Literal[normalised], BeforeValidator(_normalise)]  # type: ignore[valid-type]
     derived: type[PluginConfig] = create_model(
         config.__name__,
         __base__=config,
         __module__=config.__module__,
         __doc__=config.__doc__,
-        type=(pinned, normalised),
+        type=(Literal[name], name),  # type: ignore[valid-type]
     )
     return derived
-
-
-def _normalise(name: Any) -> Any:
-    if not isinstance(name, str):
-        return name
-    distribution, plain = split_name(name)
-    return f"{distribution}:{plain}" if distribution else plain
 
 
 def failure(record: PluginRecord, reason: str, error: BaseException | None = None) -> PluginError:

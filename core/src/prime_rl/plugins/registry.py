@@ -20,6 +20,8 @@ from prime_rl.plugins.records import (
 from prime_rl.plugins.switches import Switches, item_names_record
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from prime_rl.configs.base import PluginConfig
 
 
@@ -41,6 +43,7 @@ class Registry:
         """Who installs the scripts `prime` and `prime-rl`, first on the path first."""
         self.switches = switches
         self._loaded: dict[PluginRecord, type] = {}
+        self._configs: dict[tuple[PluginRecord, bool], type[PluginConfig]] = {}
         self._hooks: list[PluginRecord] = []
 
     def names(self, kind: str) -> list[str]:
@@ -89,11 +92,15 @@ class Registry:
         return self._loaded[record]
 
     def config_class(self, kind: str, name: str) -> type[PluginConfig]:
-        """The `Config` of the plugin; its `type` accepts exactly the name that was asked for."""
+        """The `Config` of the plugin. Its `type` has exactly one value, which is also its default:
+        the plugin's name, or `distribution:name` if it was asked for that way."""
         from prime_rl.plugins.load import config_class_as
 
         plugin = self.load(kind, name)
-        return config_class_as(plugin, self.find(kind, name), name)
+        key = (self.find(kind, name), ":" in name)
+        if key not in self._configs:
+            self._configs[key] = config_class_as(plugin, key[0], name)
+        return self._configs[key]
 
     def remember_hook(self, record: PluginRecord) -> None:
         """Note a listener that was registered, so that the run's table names it."""

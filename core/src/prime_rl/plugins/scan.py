@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
 
 import importlib_metadata
 from importlib_metadata import Distribution
@@ -122,7 +122,7 @@ def _read_all() -> _Found:
 def _distributions(problems: list[Problem]) -> Iterator[Distribution]:
     """All distributions, in path order; a finder that raises ends the listing with a problem."""
     try:
-        yield from importlib_metadata.distributions()
+        yield from cast(Iterable[Distribution], importlib_metadata.distributions())
     except Exception as error:  # a foreign finder on sys.meta_path
         problems.append(Problem("(finder)", "sys.meta_path", f"{type(error).__name__}: {error}"))
 
