@@ -4,11 +4,13 @@ import os
 import sys
 
 import pytest
+from pydantic import ValidationError
+
 from prime_rl.api import Loss
+from prime_rl.configs.base import BaseConfig, ValidationContext, defaults, plugin_section
 from prime_rl.errors import PluginError
 from prime_rl.plugins import Registry, Switches, scan
 from prime_rl.testing.distributions import LOSS_MODULE, write_distribution, write_loss
-from pydantic import ValidationError
 
 LOSSES = "prime_rl.losses"
 
@@ -268,3 +270,31 @@ def test_loading_leaves_no_cache_on_the_disk(install, tmp_path, monkeypatch):
     registry = install("load_c", LOSS_MODULE.format(name="load_c", class_name="Plugin"))
     registry.load("loss", "load_c")
     assert not os.path.exists(tmp_path / "cache")
+
+
+def test_open_section_takes_every_spelling_and_keeps_every_field(install, tmp_path):
+    """BL-063 and OWN-6: the section is the plugin's own model, whole, in the dump too."""
+
+    class Section(BaseConfig):
+        loss: plugin_section("loss", default="load_sect") = defaults()  # type: ignore[valid-type]
+
+    write_loss(tmp_path, "load_sect", distribution="sect-wheel")
+    registry = install("load_v", "x = 1")
+    context = ValidationContext(config_class=registry.config_class)
+
+    def validate(values: dict) -> Section:
+        return Section.model_validate(values, context=context)
+
+    assert validate({}).loss.type == "load_sect"
+    for written, stored in {
+        "load_sect": "load_sect",
+        "load-sect": "load_sect",
+        "Sect.Wheel:load-sect": "sect-wheel:load_sect",
+    }.items():
+        section = validate({"loss": {"type": written, "strength": 3.0}})
+        assert section.model_dump() == {"loss": {"type": stored, "strength": 3.0}}
+        assert validate(section.model_dump()) == section
+    with pytest.raises(ValidationError, match="strenght"):
+        validate({"loss": {"type": "load_sect", "strenght": 3.0}})
+    with pytest.raises(PluginError, match="Did you mean 'load_sect'"):
+        validate({"loss": {"type": "load_sekt"}})

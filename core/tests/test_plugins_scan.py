@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from prime_rl.plugins import KINDS, Registry, Switches, scan
 from prime_rl.testing.distributions import write_distribution, write_loss
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from prime_rl.errors import PluginError
 from prime_rl.plugins import Registry, Switches, scan
 from prime_rl.plugins.switches import parse_environment

@@ -209,8 +209,10 @@ def _resolve_section(kind: str, default: str) -> Callable[[Any, ValidationInfo],
                 "prime_rl.configs.load"
             )
         config_class = context.config_class(kind, name)
+        pinned = config_class.model_fields["type"].default
+        written = pinned if isinstance(pinned, str) else name  # normalised: a dash is an underscore
         try:
-            return config_class.model_validate({**value, "type": name}, context=context)
+            return config_class.model_validate({**value, "type": written}, context=context)
         except ValidationError:
             raise
         except Exception as error:  # a third party's validator may raise anything
