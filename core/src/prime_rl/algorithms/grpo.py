@@ -1,0 +1,164 @@
+"""Group-relative advantages: each episode against the mean reward of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from prime_rl.api.algorithm import Algorithm, AlgorithmNeeds, Branch, Credit, Episode, Group
+from prime_rl.configs.base import BaseConfig, PluginConfig
+
+
+class LinearLengthPenaltyConfig(BaseConfig):
+    """Takes up to `output + input + turns` of the group's mean reward from the longest episode."""
+
+    type: Literal["linear"] = "linear"
+    output: float = Field(0.25, ge=0)
+    """Share for sampled tokens, relative to the group's longest episode."""
+    input: float = Field(0.1, ge=0)
+    """Share for input tokens, relative to the group's largest."""
+    turns: float = Field(0.1, ge=0)
+    """Share for turns, relative to the group's most."""
+
+
+class OverlongConfig(BaseConfig):
+    """Graded penalty for episodes that come near a length limit."""
+
+    max_tokens: int = Field(ge=1)
+    """Sampled tokens from which on the penalty is 1."""
+    cache_tokens: int = Field(ge=1)
+    """Width of the ramp below `max_tokens`."""
+
+
+class GRPOConfig(PluginConfig):
+    """Settings of grpo."""
+
+    length_penalty: LinearLengthPenaltyConfig | None = None
+    """Take a share of the reward from longer episodes, before the baseline."""
+    length_weighted_baseline: bool = False
+    """Weight each reward in the baseline by its episode's trainable tokens."""
+    loss_aggregation: Literal["token", "prompt"] = "token"
+    """token: all trainable tokens count alike. prompt: every group counts once."""
+    truncated: Literal["keep", "zero", "exclude"] = "keep"
+    """Episodes cut by a length limit. keep: their reward counts as it is. zero: it counts as 0.
+    exclude: they are left out of baseline and training."""
+    overlong: OverlongConfig | None = None
+    """Graded length penalty; None: none."""
+    failed: Literal["exclude", "drop_group"] = "exclude"
+    """Episodes that ended in an error or a time-out. exclude: they are left out of baseline and
+    training. drop_group: the whole group is."""
+
+
+class GRPO(Algorithm):
+    """A_i = r_i - b, with b the mean reward of the episodes that count; no division by a spread.
+
+    Failed episodes never train. They leave the group before the baseline is taken (or take the
+    group with them, `failed`); so do truncated ones with `truncated = "exclude"`. A group with
+    fewer than two episodes left has no baseline and gives no credit.
+    """
+
+    Config = GRPOConfig
+    requirements = AlgorithmNeeds()
+
+    def __init__(self, config: PluginConfig) -> None:
+        super().__init__(config)
+        self.requirements = AlgorithmNeeds(loss_aggregation=self.config.loss_aggregation)  # type: ignore[misc]
+
+    def score_group(self, group: Group) -> list[list[Credit]]:
+        """See Algorithm.score_group. Episodes that do not count get credit without advantages."""
+        advantages = self.advantages(group.episodes)
+        tokens = sum(
+            episode.trainable_tokens
+            for episode, advantage in zip(group.episodes, advantages, strict=True)
+            if advantage is not None
+        )
+        weight = 1.0 / tokens if self.config.loss_aggregation == "prompt" and tokens else None
+        return [
+            [_credit(branch, advantage, weight) for branch in episode.branches]
+            for episode, advantage in zip(group.episodes, advantages, strict=True)
+        ]
+
+    def advantages(self, episodes: Sequence[Episode]) -> list[float | None]:
+        """One number per episode; None for episodes that do not count."""
+        counting = self._counting(episodes)
+        if len(counting) < 2:
+            return [None] * len(episodes)
+        rewards = self._shaped_rewards(counting)
+        baseline = self._baseline(counting, rewards)
+        by_id = {id(e): r - baseline for e, r in zip(counting, rewards, strict=True)}
+        return [by_id.get(id(episode)) for episode in episodes]
+
+    def _counting(self, episodes: Sequence[Episode]) -> list[Episode]:
+        scored = [e for e in episodes if e.outcome in ("completed", "truncated")]
+        if self.config.failed == "drop_group" and len(scored) < len(episodes):
+            return []
+        if self.config.truncated == "exclude":
+            return [episode for episode in scored if episode.outcome != "truncated"]
+        return scored
+
+    def _shaped_rewards(self, episodes: Sequence[Episode]) -> list[float]:
+        """Rewards after the length rules.
+
+        linear: penalty_i = mean(r) * (output * out_i / max(out) + input * in_i / max(in)
+                + turns * turns_i / max(turns))
+        overlong: penalty_i = clamp((out_i - (max_tokens - cache_tokens)) / cache_tokens, 0, 1)
+        """
+        zero = self.config.truncated == "zero"
+        rewards = [0.0 if zero and e.outcome == "truncated" else e.reward for e in episodes]
+        outputs = [episode.trainable_tokens for episode in episodes]
+        if (linear := self.config.length_penalty) is not None:
+            mean = sum(rewards) / len(rewards)
+            shares = [
+                linear.output * output + linear.input * prompt + linear.turns * turns
+                for output, prompt, turns in zip(
+                    _relative(outputs),
+                    _relative([episode.input_tokens for episode in episodes]),
+                    _relative([episode.turns for episode in episodes]),
+                    strict=True,
+                )
+            ]
+            rewards = [r - mean * share for r, share in zip(rewards, shares, strict=True)]
+        if (overlong := self.config.overlong) is not None:
+            rewards = [
+                r - overlong_penalty(tokens, overlong)
+                for r, tokens in zip(rewards, outputs, strict=True)
+            ]
+        return rewards
+
+    def _baseline(self, episodes: Sequence[Episode], rewards: Sequence[float]) -> float:
+        """mean(r), or sum(L_i r_i) / sum(L_i) with L_i the trainable tokens: then the advantages
+        summed over tokens are zero."""
+        if self.config.length_weighted_baseline:
+            weights = [episode.trainable_tokens for episode in episodes]
+            if sum(weights):
+                products = (w * r for w, r in zip(weights, rewards, strict=True))
+                return sum(products) / sum(weights)
+        # Equal rewards must give advantages of exactly 0, not of rounding noise.
+        if min(rewards) == max(rewards):
+            return rewards[0]
+        return sum(rewards) / len(rewards)
+
+
+def overlong_penalty(tokens: int, config: OverlongConfig) -> float:
+    """0 up to max_tokens - cache_tokens, then linearly to 1 at max_tokens."""
+    excess = tokens - (config.max_tokens - config.cache_tokens)
+    return min(1.0, max(0.0, excess / config.cache_tokens))
+
+
+def _relative(values: Sequence[int]) -> list[float]:
+    largest = max(values)
+    return [value / largest if largest else 0.0 for value in values]
+
+
+def _credit(branch: Branch, advantage: float | None, weight: float | None) -> Credit:
+    if advantage is None:
+        return Credit()
+    advantages = [advantage if trains else 0.0 for trains in branch.mask]
+    if weight is None:
+        return Credit(advantages=advantages)
+    return Credit(
+        advantages=advantages,
+        rl_weights=[weight if trains else 0.0 for trains in branch.mask],
+    )

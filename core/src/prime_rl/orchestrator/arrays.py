@@ -1,0 +1,74 @@
+"""Per-token arrays of one sequence: routed experts and sampling masks along a path of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from prime_rl.wire import RoutedExperts, SamplingMask
+
+ROUTE_NORMALLY = {"uint8": 255, "uint16": 65535}
+"""Value of a row that holds no routes, by dtype."""
+
+
+def decode_array(encoded: dict[str, Any]) -> np.ndarray:
+    """An array as the env server's wire carries it: dtype, shape and raw bytes."""
+    return np.frombuffer(encoded["data"], np.dtype(encoded["dtype"])).reshape(encoded["shape"])
+
+
+def join_routes(nodes: Sequence[dict[str, Any]], is_cut: bool, length: int) -> RoutedExperts | None:
+    """Routes of the first `length` tokens of a path; None when a node lacks them.
+
+    The engine never ran a forward over the last sampled token, so its row says "route normally";
+    a sequence that is cut at `length` ends in a token that was run.
+    """
+    holding = [node for node in nodes if node["token_ids"]]
+    if not holding or any(node.get("routed_experts") is None for node in holding):
+        return None
+    parts = [decode_array(node["routed_experts"]) for node in holding]
+    if any(len(part) != len(node["token_ids"]) for part, node in zip(parts, holding, strict=True)):
+        return None
+    dtype = max((part.dtype for part in parts), key=lambda each: each.itemsize)
+    routes = np.concatenate([part.astype(dtype) for part in parts])[:length]
+    if not is_cut:
+        routes[-1] = ROUTE_NORMALLY[dtype.name]
+    rows, layers, top_k = routes.shape
+    return RoutedExperts(routes.tobytes(), (rows, layers, top_k), dtype.name)  # type: ignore[arg-type]
+
+
+def join_sampling_masks(
+    nodes: Sequence[dict[str, Any]], mask: Sequence[bool]
+) -> SamplingMask | None:
+    """Kept candidates of every token with `mask`; 0 candidates (the full vocabulary) elsewhere.
+
+    None when no node has any. `mask` may be shorter than the path: the rest is cut off.
+    """
+    if all(node.get("sampling_mask") is None for node in nodes):
+        return None
+    counts = np.zeros(sum(len(node["token_ids"]) for node in nodes), np.int32)
+    ids: list[np.ndarray] = []
+    start = 0
+    for node in nodes:
+        rows = node.get("sampling_mask")
+        if rows is not None:
+            sampled = start + np.flatnonzero(np.asarray(node["mask"], bool))
+            counts[sampled] = decode_array(rows["counts"])
+            ids.append(decode_array(rows["ids"]))
+        start += len(node["token_ids"])
+    flat = np.concatenate(ids).astype(np.int32) if ids else np.zeros(0, np.int32)
+    keep = np.zeros(len(counts), bool)
+    keep[: len(mask)] = mask
+    flat = flat[np.repeat(keep, counts)]
+    counts[~keep] = 0
+    return SamplingMask(flat.tobytes(), counts[: len(mask)].tobytes())
+
+
+def cut_routes(routes: RoutedExperts, length: int) -> RoutedExperts:
+    """The first `length` rows."""
+    rows, layers, top_k = routes.shape
+    row_bytes = len(routes.data) // rows if rows else 0
+    return RoutedExperts(
+        routes.data[: length * row_bytes], (min(length, rows), layers, top_k), routes.dtype
+    )
