@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ class Launcher(Plugin):
     """Runs a stage's processes as one: when one fails, all end."""
 
     @abstractmethod
-    def run(self, processes: Sequence[Process]) -> int:
+    def run(self, processes: Sequence[Process], observe: Callable[[], None] | None = None) -> int:
         """Start everything and return the exit code: 0 when the processes that end the run did so
-        with 0; otherwise the code of the first that failed, named in the log."""
+        with 0; otherwise the code of the first that failed, named in the log. `observe` is called
+        a few times a second meanwhile."""

@@ -1,0 +1,45 @@
+# The whole habit of working on prime-rl. `make run` and `make test` need nothing but Python.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+INPUTS := tests/editable.txt tests/requirements.txt $(wildcard core/pyproject.toml */*/pyproject.toml)
+SOURCES := core loss_plugins model_plugins plugins transport_plugins tests
+
+.PHONY: run test test-all lint format bench wheels install clean
+
+run: install
+	$(BIN)/prime run quickstart --clean
+
+test: install
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: install
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: install
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+bench: install
+	$(BIN)/python tests/benchmarks/all.py
+
+wheels: install
+	$(BIN)/python tests/build_wheels.py dist
+
+install: $(STAMP)
+
+$(STAMP): $(INPUTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q -r tests/requirements.txt
+	$(BIN)/python -m pip install -q --no-build-isolation -r tests/editable.txt
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) dist
