@@ -26,6 +26,7 @@ _HOMES = {
     "Credit": "algorithm",
     "AttentionBackend": "backends",
     "MoEBackend": "backends",
+    "ExpertActivation": "backends",
     "DSABackend": "backends",
     "WeightTransport": "transport",
     "Sender": "transport",
@@ -44,7 +45,7 @@ __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from prime_rl.api.algorithm import Algorithm, AlgorithmNeeds, Branch, Credit, Episode, Group
-    from prime_rl.api.backends import AttentionBackend, DSABackend, MoEBackend
+    from prime_rl.api.backends import AttentionBackend, DSABackend, ExpertActivation, MoEBackend
     from prime_rl.api.batch import PackedBatch
     from prime_rl.api.engine import Engine, EngineSpec
     from prime_rl.api.hooks import hookimpl

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from prime_rl.api.plugin import Plugin
 
@@ -34,10 +35,24 @@ class AttentionBackend(Plugin):
         """
 
 
+@dataclass(frozen=True)
+class ExpertActivation:
+    """The function between the two matrices of an expert."""
+
+    kind: Literal["gated_silu", "squared_relu"] = "gated_silu"
+    """gated_silu: silu(gate) * up. squared_relu: relu(up)^2, without a gate."""
+    limit: float | None = None
+    """gated_silu only: gate is clipped from above, up on both sides, before the function."""
+
+
+GATED_SILU = ExpertActivation()
+
+
 class MoEBackend(Plugin):
     """The routed experts of one layer.
 
-    Capabilities it declares: devices, dtypes, padding_multiple, custom_ops, fullgraph.
+    Capabilities it declares: devices, dtypes, activations (the kinds it computes),
+    activation_limit (True when it clips), padding_multiple, custom_ops, fullgraph.
     """
 
     padding_multiple: ClassVar[int] = 1
@@ -51,12 +66,14 @@ class MoEBackend(Plugin):
         weights_Tk: Tensor,
         gate_up_EGH: Tensor,
         down_EHI: Tensor,
+        activation: ExpertActivation = GATED_SILU,
     ) -> Tensor:
         """sum over the k chosen experts e of weight * down_e( silu(gate_e x) * (up_e x) ).
 
-        x [T, H]; indices int64 [T, k] in [0, E); weights [T, k]; gate_up [E, 2I, H] with the I gate
-        rows first; down [E, H, I]. Returns [T, H] in x's dtype. Differentiable in x, weights and
-        both matrices; tokens per expert may be 0.
+        x [T, H]; indices int64 [T, k] in [0, E), distinct in a row; weights [T, k]; gate_up
+        [E, 2I, H] with the I gate rows first ([E, I, H] for an activation without gate); down
+        [E, H, I]. Returns [T, H] in x's dtype. Differentiable in x, weights and both matrices;
+        tokens per expert may be 0, T may be 0.
         """
 
 

@@ -1,0 +1,31 @@
+"""RMS normalisation. H hidden size; leading dimensions are free."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension.
+
+    Statistics are float32 whatever x is; the normalised value is rounded to x's dtype before the
+    weight multiplies it, as servers do. The result has x's dtype.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The function of RMSNorm; weight [H] or broadcastable, in any dtype."""
+    if x.dtype == torch.float32 == weight.dtype:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    normal = F.rms_norm(x.float(), x.shape[-1:], None, eps)
+    return normal.to(x.dtype) * weight.to(x.dtype)

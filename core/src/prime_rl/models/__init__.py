@@ -1,0 +1,1 @@
+"""Models as trainer and engines share them: set up, loaded, saved, made fresh."""
