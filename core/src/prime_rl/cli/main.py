@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from prime_rl import __version__
 from prime_rl.cli.dispatch import (
@@ -19,6 +20,9 @@ from prime_rl.cli.dispatch import (
     report,
 )
 from prime_rl.errors import PrimeError
+
+if TYPE_CHECKING:
+    from prime_rl.plugins import PluginRecord
 
 COMMANDS = (
     Command(
@@ -89,16 +93,7 @@ def help_text() -> str:
 
     registry = scan()
     sections = [ABOUT, "Commands:\n" + "\n".join(help_lines(COMMANDS))]
-    added = [
-        Command(
-            record.name.replace("_", "-"),
-            record.target,
-            f"{record.summary} ({record.distribution} {record.version})"
-            if record.state == "ok"
-            else f"{record.state}: {record.reason} ({record.distribution} {record.version})",
-        )
-        for record in registry.of_kind(COMMAND)
-    ]
+    added = [_listed(record) for record in registry.of_kind(COMMAND)]
     if added:
         sections.append("Commands of plugins:\n" + "\n".join(help_lines(added)))
     if registry.problems:
@@ -107,6 +102,15 @@ def help_text() -> str:
             "see prime plugins list."
         )
     return "\n\n".join([*sections, OPTIONS])
+
+
+def _listed(record: PluginRecord) -> Command:
+    """A plugin's command for the help: how to call it, and what it is or why it cannot be used."""
+    name = record.name_in_config.replace("_", "-")
+    if find(COMMANDS, name) is not None:  # core's own name stays core's
+        name = record.qualified_name
+    text = record.summary if record.state == "ok" else f"{record.state}: {record.reason}"
+    return Command(name, record.target, f"{text} ({record.distribution} {record.version})")
 
 
 def _invoke_from_plugin(name: str, arguments: list[str]) -> int:

@@ -97,6 +97,7 @@ class AlgorithmConformance(PluginConformance):
         old = self.plugin()
         old.score_group(group([0.0, 1.0, 0.5]))
         state = json.loads(json.dumps(old.state_dict()))
+        assert state == old.state_dict(), "state_dict must hold plain JSON values only"
         new = self.plugin()
         new.load_state_dict(state)
         assert new.state_dict() == old.state_dict()

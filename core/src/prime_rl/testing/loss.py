@@ -108,10 +108,11 @@ class LossConformance(PluginConformance):
         if self.mixes_within_documents:
             return
         inputs = example([7])
-        changed = inputs.trainer_logprobs.detach().clone()
-        changed[3] -= 0.05
+        trainer, advantages = inputs.trainer_logprobs.detach().clone(), inputs.advantages.clone()
+        trainer[3] -= 0.05
+        advantages[3] += 0.5
         before = self.compute(inputs).loss
-        after = self.compute(replace(inputs, trainer_logprobs=changed)).loss
+        after = self.compute(replace(inputs, trainer_logprobs=trainer, advantages=advantages)).loss
         others = torch.arange(7) != 3
         torch.testing.assert_close(before[others], after[others], rtol=0, atol=0)
 
