@@ -63,12 +63,3 @@ def join_sampling_masks(
     flat = flat[np.repeat(keep, counts)]
     counts[~keep] = 0
     return SamplingMask(flat.tobytes(), counts[: len(mask)].tobytes())
-
-
-def cut_routes(routes: RoutedExperts, length: int) -> RoutedExperts:
-    """The first `length` rows."""
-    rows, layers, top_k = routes.shape
-    row_bytes = len(routes.data) // rows if rows else 0
-    return RoutedExperts(
-        routes.data[: length * row_bytes], (min(length, rows), layers, top_k), routes.dtype
-    )
