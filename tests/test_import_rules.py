@@ -11,7 +11,7 @@ CORE = ROOT / "core" / "src" / "prime_rl"
 ALLOWED = {
     "__init__": set(),
     "errors": set(),
-    "configs": set(),
+    "configs": {"errors"},
     "wire": set(),
     "api": {"configs", "wire", "errors"},
     "layers": {"api", "configs", "errors"},

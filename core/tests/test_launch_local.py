@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+
 from prime_rl.api import Process
 from prime_rl.launch.local import LocalLauncher, LocalLauncherConfig
 
