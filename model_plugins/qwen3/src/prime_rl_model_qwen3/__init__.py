@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from prime_rl.api import Kernels, Model, PluginConfig
+from prime_rl.api import Decoder, Kernels, Model, PluginConfig
 from prime_rl_model_qwen3.config import Qwen3Config, Qwen3MoEConfig
 
 if TYPE_CHECKING:
@@ -53,6 +53,19 @@ class Qwen3(Model):
         from prime_rl_model_qwen3.flops import forward_flops
 
         return forward_flops(architecture, seq_lens)
+
+    def decoder(
+        self,
+        module: nn.Module,
+        architecture: Qwen3Architecture,
+        max_slots: int,
+        max_length: int,
+    ) -> Decoder | None:
+        from prime_rl_model_qwen3.decode import Qwen3Decoder
+        from prime_rl_model_qwen3.model import Qwen3Module
+
+        assert isinstance(module, Qwen3Module)
+        return Qwen3Decoder(module, architecture, max_slots, max_length)
 
 
 class Qwen3MoE(Qwen3):
