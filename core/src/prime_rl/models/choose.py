@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prime_rl.api.model import Model
-from prime_rl.errors import CheckpointError, ConfigError, PluginError
-from prime_rl.plugins.records import normalise_name
+from prime_rl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from prime_rl.configs.model import ModelConfig
@@ -32,32 +31,11 @@ def read_config_json(model_dir: Path) -> dict[str, Any]:
 
 
 def plugin_name_for(model_type: str, registry: Registry) -> str:
-    """Name of the installed model plugin that serves a `model_type`.
+    """Name, as a configuration writes it, of the installed plugin that serves a `model_type`.
 
-    The plugin of that very name is tried first, so usually nothing else is imported. Raises
-    PluginError listing what was tried.
+    Raises PluginError listing what was tried.
     """
-    names = registry.names("model")
-    own_name = normalise_name(model_type)
-    broken: list[str] = []
-    served: list[str] = []
-    for name in sorted(names, key=lambda name: name != own_name):
-        try:
-            plugin = registry.load("model", name)
-        except PluginError as error:
-            broken.append(f"{name} could not be asked: {error}")
-            continue
-        assert issubclass(plugin, Model)
-        if model_type in plugin.model_types:
-            return name
-        served += plugin.model_types
-    detail = "; ".join([f"served: {', '.join(sorted(served)) or 'none'}", *broken])
-    raise PluginError(
-        f"no installed model plugin serves model_type {model_type!r} ({detail}); install one that "
-        "does or set model.plugin",
-        kind="model",
-        name=model_type,
-    )
+    return registry.model_for(model_type).name_in_config
 
 
 def make_plugin(model: ModelConfig, config: dict[str, Any], registry: Registry) -> Model:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prime_rl.errors import PluginError
 from prime_rl.plugins.kinds import KINDS
-from prime_rl.plugins.records import CONFLICTING, OK, PluginRecord, split_name
+from prime_rl.plugins.records import CONFLICTING, OK, PluginRecord, normalise_name, split_name
 from prime_rl.plugins.registry import Registry
 from prime_rl.plugins.unknown import extra_with, near_matches, not_usable
 
@@ -41,41 +43,42 @@ def choose(registry: Registry, name: str) -> PluginRecord:
 def model_for(registry: Registry, model_type: str) -> PluginRecord:
     """The model plugin that serves checkpoints of this `model_type`.
 
-    The plugin of that name, else the only one that lists it in `Model.model_types` (to know, every
-    model plugin is loaded). Raises PluginError.
+    The plugin of that very name is asked first, so that usually nothing else is imported. Raises
+    PluginError when none serves it, or several of other names do.
     """
     records = [record for record in registry.of_kind("model") if record.state in (OK, CONFLICTING)]
-    exact = [record for record in records if record.name == model_type]
-    broken = []
-    if not exact:
-        for record in records:
-            try:
-                plugin = registry.load("model", record.qualified_name)
-            except PluginError as error:
-                broken.append(str(error))
-                continue
-            if model_type in plugin.model_types:  # type: ignore[attr-defined]
-                exact.append(record)
-    if len(exact) == 1:
-        return exact[0]
-    if exact:
-        choices = ", ".join(record.name_in_config for record in exact)
-        raise PluginError(
-            f"model_type {model_type!r} is served by more than one plugin; set `model.plugin` to "
-            f"one of: {choices}",
-            kind="model",
-            name=model_type,
+    own_name = normalise_name(model_type)
+    serving: list[PluginRecord] = []
+    served: list[str] = []
+    broken: list[str] = []
+    for record in sorted(records, key=lambda record: record.name != own_name):
+        if serving and record.name != own_name and serving[0].name == own_name:
+            break
+        try:
+            plugin: Any = registry.load("model", record.qualified_name)
+        except PluginError as error:
+            broken.append(f"{record.name} could not be asked: {error}")
+            continue
+        served += plugin.model_types
+        if model_type in plugin.model_types:
+            serving.append(record)
+    if len(serving) == 1:
+        return serving[0]
+    if serving:
+        text = (
+            f"model_type {model_type!r} is served by more than one plugin; set model.plugin to one "
+            f"of: {', '.join(record.name_in_config for record in serving)}"
         )
-    try:
-        registry.find("model", model_type)
-    except PluginError as error:
-        notes = "\n".join(f"Note: {text}" for text in broken)
-        raise PluginError(
-            f"no usable model plugin serves model_type {model_type!r}: {error}\n{notes}".rstrip(),
-            kind="model",
-            name=model_type,
-        ) from error
-    raise AssertionError("a model of exactly this name was found after all")
+        raise PluginError(text, kind="model", name=model_type)
+    detail = "; ".join([f"served: {', '.join(sorted(served)) or 'none'}", *broken])
+    extra = extra_with("model", own_name)
+    advice = f"To install one: pip install 'prime-rl[{extra}]'" if extra else "Set model.plugin."
+    raise PluginError(
+        f"no installed model plugin serves model_type {model_type!r}"
+        f"{_did_you_mean(model_type, served)} ({detail}). {advice}",
+        kind="model",
+        name=model_type,
+    )
 
 
 def _not_found(registry: Registry, name: str) -> PluginError:
@@ -94,3 +97,8 @@ def _not_found(registry: Registry, name: str) -> PluginError:
     if extras:
         lines.append(f"To install it: pip install 'prime-rl[{extras[0]}]'")
     return PluginError("\n".join(lines), name=plain)
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    matches = near_matches(name, known)
+    return f" Did you mean {' or '.join(map(repr, matches))}?" if matches else ""

@@ -102,6 +102,46 @@ class Registry:
             self._configs[key] = config_class_as(plugin, key[0], name)
         return self._configs[key]
 
+    def with_switches(
+        self,
+        *,
+        allow: Iterable[str] | None = None,
+        deny: Iterable[str] = (),
+        required: Iterable[str] = (),
+        no_plugin: Iterable[str] = (),
+    ) -> Registry:
+        """The registry of this process under these switches and the environment's."""
+        from prime_rl.plugins.scan import scan
+
+        return scan(Switches.read(allow=allow, deny=deny, required=required, no_plugin=no_plugin))
+
+    def config_field(self, kind: str) -> str:
+        """Where a configuration chooses a plugin of this kind; dotted path."""
+        return _kind(kind).config_field
+
+    def choose(self, name: str) -> PluginRecord:
+        """The usable plugin called `name` of whatever kind; see `prime_rl.plugins.choice`."""
+        from prime_rl.plugins.choice import choose
+
+        return choose(self, name)
+
+    def model_for(self, model_type: str) -> PluginRecord:
+        """The model plugin that serves this `model_type`; see `prime_rl.plugins.choice`."""
+        from prime_rl.plugins.choice import model_for
+
+        return model_for(self, model_type)
+
+    def recipes(self) -> list[tuple[PluginRecord, str, Path]]:
+        """(plugin, recipe name, file) of every recipe that a usable plugin ships."""
+        from prime_rl.plugins.recipes import find_recipes
+
+        return [
+            (record, name, path)
+            for record in self.records
+            if record.state in (OK, CONFLICTING)
+            for name, path in find_recipes(record).items()
+        ]
+
     def remember_hook(self, record: PluginRecord) -> None:
         """Note a listener that was registered, so that the run's table names it."""
         if record not in self._hooks:
