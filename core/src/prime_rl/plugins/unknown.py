@@ -108,8 +108,8 @@ def extra_with(kind: str, name: str) -> str:
     """The smallest extra of core that installs the plugin; "" when none does.
 
     Read from core's own metadata: an extra of the plugin's name, or one that requires
-    `prime-rl-<word of the kind>-<name>` (or a family of which `name` is a member: qwen3_moe is
-    offered by prime-rl-model-qwen3).
+    `prime-rl-<word of the kind>-<name>` (or a family of which `name` is a member: `big_moe` is
+    offered by prime-rl-model-big).
     """
     members = _extras()
     dashed = normalise_distribution(name)
