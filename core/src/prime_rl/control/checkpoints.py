@@ -41,7 +41,7 @@ class ComponentCheckpoint:
 
     def begin(self, step: int, component: str) -> Path:
         """An empty folder to write into; call `finish` when everything is in it."""
-        folder = self._unfinished(step, component)
+        folder = self.unfinished(step, component)
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
@@ -49,7 +49,7 @@ class ComponentCheckpoint:
 
     def finish(self, step: int, component: str) -> None:
         """Put the folder in its place and mark it whole, replacing an earlier part."""
-        unfinished = self._unfinished(step, component)
+        unfinished = self.unfinished(step, component)
         final = self.paths.checkpoint(step) / component
         marker = marker_path(self.paths.checkpoint(step), component)
         marker.unlink(missing_ok=True)
@@ -63,7 +63,8 @@ class ComponentCheckpoint:
             os.fsync(file.fileno())
         temporary.replace(marker)
 
-    def _unfinished(self, step: int, component: str) -> Path:
+    def unfinished(self, step: int, component: str) -> Path:
+        """The folder that `begin` made."""
         return self.paths.checkpoint(step) / f".{component}.unfinished"
 
 

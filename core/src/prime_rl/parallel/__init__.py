@@ -1,0 +1,1 @@
+"""Ranks: process groups, sharding, and the few collectives the trainer needs."""

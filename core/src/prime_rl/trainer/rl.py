@@ -1,0 +1,81 @@
+"""The RL trainer: pulls batches, publishes every version, annotates the episodes."""
+
+from __future__ import annotations
+
+from prime_rl.api import WeightTransport
+from prime_rl.batches.opening import open_batch_client
+from prime_rl.configs.run import RLConfig
+from prime_rl.traces.annotations import AnnotationWriter
+from prime_rl.trainer.annotate import annotate
+from prime_rl.trainer.feed import Feed, pulled_batches
+from prime_rl.trainer.loop import TrainingLoop
+from prime_rl.trainer.publish import Publisher
+from prime_rl.trainer.step import StepResult
+
+
+class RLTraining(TrainingLoop):
+    """Step n trains on batch n and publishes version n; version 0 is what the stage started from."""
+
+    keeps_traces = True
+
+    def before_loop(self) -> None:
+        """Publish the version that batches of the first step are generated with: 0, or N after a
+        resume at N."""
+        self.publisher = self._open_publisher()
+        self.annotations: AnnotationWriter | None = None
+        if self.rl_stage.orchestrator.save_episodes:
+            self.annotations = AnnotationWriter(self.paths.traces, f"trainer_{self.world.rank}")
+        self._publish(self.resumed_after)
+
+    @property
+    def rl_stage(self) -> RLConfig:
+        """The stage, known to be RL."""
+        assert isinstance(self.stage, RLConfig)
+        return self.stage
+
+    def make_feed(self, first_step: int) -> Feed:
+        """Batches of this rank from the orchestrator."""
+        stage = self.rl_stage
+        client = open_batch_client(stage.orchestrator.batch_transport, self.paths, self.world.rank)
+        batches = pulled_batches(
+            client, first_step, stage.max_steps, stage.weight_broadcast_timeout_s
+        )
+        trainer = stage.trainer
+        return Feed(
+            batches, self.world.device, trainer.background_batches, trainer.enable_router_replay
+        )
+
+    def after_step(self, step: int, result: StepResult) -> dict[str, float]:
+        """Publish version `step`, the last one included, then annotate while engines generate."""
+        seconds = self._publish(step)
+        if self.annotations is not None:
+            annotate(self.annotations, step, result.traces)
+        return {"time/broadcast_weights": seconds}
+
+    def _open_publisher(self) -> Publisher:
+        section = self.rl_stage.weight_broadcast
+        transport = self.registry.load("weight_transport", section.type)(section)
+        assert isinstance(transport, WeightTransport)
+        return Publisher(
+            transport,
+            self.paths.broadcasts,
+            self.rl_stage.weight_broadcast_timeout_s,
+            self.world,
+            self.weights,
+        )
+
+    def _publish(self, version: int) -> float:
+        seconds = self.publisher.publish(version)
+        if self.world.is_master:
+            self.hooks.tell("weight_update", version=version, seconds=seconds, role="trainer")
+        return seconds
+
+    def run(self) -> None:
+        """See TrainingLoop.run."""
+        try:
+            super().run()
+        finally:
+            if hasattr(self, "publisher"):
+                self.publisher.close()
+            if getattr(self, "annotations", None) is not None:
+                self.annotations.close()  # type: ignore[union-attr]

@@ -1,0 +1,135 @@
+"""Builds what trains: model and head on their device, weights loaded, sharded where there are ranks."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from prime_rl.configs.model import ModelConfig
+from prime_rl.configs.run import RLConfig, SFTConfig
+from prime_rl.configs.trainer import TrainerConfig
+from prime_rl.models.load import load_weights
+from prime_rl.models.setup import ModelSetup, build
+from prime_rl.parallel.shard import data_mesh, shard
+from prime_rl.parallel.world import World
+from prime_rl.trainer.policy import Policy
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def compute_dtype(model: ModelConfig, device: torch.device) -> torch.dtype:
+    """Dtype of forward, backward and published weights."""
+    if model.compute_dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return DTYPES[model.compute_dtype]
+
+
+def router_dtype(model: ModelConfig, stage_type: str, compute: torch.dtype) -> torch.dtype:
+    """Dtype in which routers compute."""
+    if model.moe.router_dtype == "auto":
+        return torch.float32 if stage_type == "rl" else compute
+    return DTYPES[model.moe.router_dtype]
+
+
+def freezes_router(model: ModelConfig, stage_type: str) -> bool:
+    """Whether router weights stay as they are."""
+    return stage_type == "rl" if model.moe.freeze_router == "auto" else model.moe.freeze_router
+
+
+def set_up_torch(trainer: TrainerConfig, device: torch.device, seed: int) -> None:
+    """Threads, matrix precision and seeds of this process."""
+    threads = trainer.threads or (1 if device.type == "cpu" else None)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(trainer.matmul_precision)
+    torch.manual_seed(seed)
+
+
+def build_policy(
+    stage: RLConfig | SFTConfig, setup: ModelSetup, model_dir: Path, world: World
+) -> Policy:
+    """The policy with the weights of `model_dir`, parameters in float32.
+
+    One rank that computes in float32 gets a plain module. Otherwise the module is sharded before it
+    gets memory, so that no rank ever holds all of it.
+    """
+    compute = compute_dtype(stage.model, world.device)
+    is_plain = world.size == 1 and compute == torch.float32
+    model = build(setup, world.device if is_plain else "meta", torch.float32)
+    routers = setup.plugin.router_parameters(model)
+    if freezes_router(stage.model, stage.type):
+        for parameter in routers:
+            parameter.requires_grad_(False)
+    policy = Policy(
+        setup.plugin,
+        model,
+        stage.trainer.memory.logprob_chunk_tokens,
+        with_entropy=stage.type == "rl",
+    )
+    prepare_blocks(model, stage.trainer)
+    if not is_plain:
+        exact = router_dtype(stage.model, stage.type, compute) == torch.float32
+        shard(
+            policy,
+            _blocks(model),
+            data_mesh(world, stage.trainer.parallel.dp_replicate),
+            compute,
+            DTYPES[stage.model.reduce_dtype],
+            keep_float32=_owners(model, routers) if exact else [],
+            reshard_after_forward=stage.trainer.parallel.reshard_after_forward,
+        )
+    load_weights(model, setup.layout, model_dir, world.device)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    log.info(
+        "model %s: %.3g M parameters, %s on %s, %d ranks",
+        setup.config_json.get("model_type"),
+        parameters / 1e6,
+        str(compute).removeprefix("torch."),
+        world.device,
+        world.size,
+    )
+    return policy
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    layers = model.layers
+    assert isinstance(layers, nn.ModuleList)
+    return list(layers)
+
+
+def _owners(model: nn.Module, parameters: list[nn.Parameter]) -> list[nn.Module]:
+    """The modules that hold the given parameters themselves."""
+    wanted = {id(parameter) for parameter in parameters}
+    return [
+        module
+        for module in model.modules()
+        if any(id(parameter) in wanted for parameter in module.parameters(recurse=False))
+    ]
+
+
+def prepare_blocks(model: nn.Module, trainer: TrainerConfig) -> None:
+    """Recompute activations and compile, block by block, as configured."""
+    for block in _blocks(model):
+        if trainer.memory.activation_checkpointing == "full":
+            recompute_in_backward(block)
+        if trainer.memory.compile:
+            block.compile(dynamic=True)
+
+
+def recompute_in_backward(block: nn.Module) -> None:
+    """Keep only the block's inputs; its forward runs again in backward. Names do not change."""
+    forward = block.forward
+
+    @functools.wraps(forward)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    block.forward = checkpointed  # type: ignore[method-assign]
