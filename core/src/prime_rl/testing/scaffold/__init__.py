@@ -24,6 +24,9 @@ DEPENDENCIES = {
 }
 """What a kind's template imports beside prime-rl and torch."""
 
+MORE_FILES = {"model": {"module.py": "model_module.py.txt"}}
+"""Kind -> further file of the package -> its template."""
+
 
 def scaffolded_kinds() -> list[str]:
     """Kinds that have a template."""
@@ -89,6 +92,7 @@ def files(kind: str, values: dict[str, str]) -> dict[str, str]:
         f"{source}/__init__.py": "package.py.txt",
         f"{source}/{values['word']}.py": f"{kind}.py.txt",
         "tests/test_conformance.py": "test_conformance.py.txt",
+        **{f"{source}/{path}": more for path, more in MORE_FILES.get(kind, {}).items()},
     }
     return {
         path: Template((TEMPLATES / template).read_text()).substitute(values)
