@@ -42,14 +42,14 @@ def invoke(command: Command, arguments: Sequence[str], program: str) -> int:
     """Import the command, run it, and return its exit code. Lets its exceptions through."""
     target = _resolve(command.target)
     typer = sys.modules.get("typer")
-    if typer is not None and isinstance(target, typer.Typer):
-        target.pretty_exceptions_enable = False
-        try:
+    try:
+        if typer is not None and isinstance(target, typer.Typer):
+            target.pretty_exceptions_enable = False
             result = target(args=list(arguments), prog_name=f"{program} {command.name}")
-        except SystemExit as stop:
-            return exit_code(stop)
-    else:
-        result = target(list(arguments))
+        else:
+            result = target(list(arguments))
+    except SystemExit as stop:
+        return exit_code(stop)
     return result if isinstance(result, int) else 0
 
 

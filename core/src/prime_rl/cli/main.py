@@ -13,7 +13,6 @@ from prime_rl.cli.dispatch import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     Command,
-    exit_code,
     find,
     help_lines,
     invoke,
@@ -140,10 +139,7 @@ def _invoke_from_plugin(name: str, arguments: list[str]) -> int:
 
     record = usable[0]
     load_object(record)
-    try:
-        return invoke(Command(name, record.target, record.summary), arguments, "prime")
-    except SystemExit as stop:
-        return exit_code(stop)
+    return invoke(Command(name, record.target, record.summary), arguments, "prime")
 
 
 def _usage_error(text: str) -> int:
