@@ -46,6 +46,8 @@ class RunArguments:
     """`--dry-run`: resolve, check and write the configuration; start nothing."""
     help: bool = False
     """`--help`"""
+    words: tuple[str, ...] = ()
+    """The command line itself, kept with the run."""
 
 
 @dataclass

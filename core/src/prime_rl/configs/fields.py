@@ -146,7 +146,7 @@ def _type_of(annotation: Any) -> FieldType:
         return FieldType(values=_type_of(arguments[1]) if arguments else FieldType(is_any=True))
     if annotation is type(None):
         return FieldType(is_nullable=True)
-    if not isinstance(annotation, type):
+    if annotation is Any or not isinstance(annotation, type):
         return FieldType(is_any=True)
     if issubclass(annotation, BaseModel):
         return FieldType(section=annotation)

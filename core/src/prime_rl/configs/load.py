@@ -49,14 +49,19 @@ def load_run(
     """Load, check and resolve. Raises ConfigError (or PluginError) that lists what is wrong."""
     line = parse(words)
     try:
-        return _load(line, registry, default_recipe)
+        return _load(line, tuple(words), registry, default_recipe)
     except PrimeError:
         if not line.help:
             raise
         return LoadedRun(None, RunArguments(help=True), registry, (), ())
 
 
-def _load(line: CommandLine, registry: PluginRegistry, default_recipe: str | None) -> LoadedRun:
+def _load(
+    line: CommandLine,
+    words: tuple[str, ...],
+    registry: PluginRegistry,
+    default_recipe: str | None,
+) -> LoadedRun:
     arguments = RunArguments(
         plugins=tuple(line.plugins),
         no_plugins=tuple(line.no_plugins),
@@ -64,6 +69,7 @@ def _load(line: CommandLine, registry: PluginRegistry, default_recipe: str | Non
         clean=line.clean,
         dry_run=line.dry_run,
         help=line.help,
+        words=words,
     )
     if arguments.clean and arguments.resume is not None:
         raise ConfigError("--clean deletes what --resume would continue; use one of them")

@@ -1,0 +1,274 @@
+"""Decides whether the choices of a stage fit together, from what plugins declare, never by name.
+
+A plugin declares `capabilities` (what it can do) and `needs` (what others must be able to do). The
+rules here compare the two and say why a pair does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prime_rl.api import Algorithm, Plugin
+from prime_rl.configs.choices import Choice, chosen_plugins
+from prime_rl.configs.orchestrator import SamplingConfig
+from prime_rl.configs.paths import stage_name
+from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
+from prime_rl.errors import ConfigError
+from prime_rl.plugins import Registry
+
+Device = Literal["cpu", "cuda"]
+
+LARGEST_REPLAYED_TOP_K = 512
+"""Kept token sets are sent per token; more candidates than this would drown the batch."""
+
+_TRAINER_KINDS: tuple[str, ...] = (
+    "model",
+    "loss",
+    "moe_backend",
+    "dsa_backend",
+    "attention_backend",
+)
+_ENGINE_KINDS: tuple[str, ...] = ("engine",)
+_COMPUTE_KINDS = ("model", "moe_backend", "dsa_backend", "attention_backend")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One chosen plugin, ready to be asked."""
+
+    choice: Choice
+    plugin: Plugin
+    """Constructed from its settings; light by contract."""
+    origin: str
+    """`prime-rl-loss-ipo 0.1.0`"""
+
+    @property
+    def kind(self) -> str:
+        """The plugin's kind."""
+        return self.choice.kind
+
+    def describe(self) -> str:
+        """`loss 'ipo' (trainer.loss, prime-rl-loss-ipo 0.1.0)`."""
+        return f"{self.kind} {self.choice.name!r} ({self.choice.path}, {self.origin})"
+
+    def has(self, capability: str) -> Any:
+        """The declared value; None when nothing is declared."""
+        return self.plugin.capabilities.get(capability)
+
+
+def check(run: RunConfig, stage_index: int, registry: Registry, device: Device) -> None:
+    """Refuse a stage whose choices conflict, with every reason.
+
+    `device` is what `auto` means on this machine. Raises ConfigError, or PluginError when a chosen
+    plugin cannot be loaded.
+    """
+    stage: SFTConfig | RLConfig = run.stages[stage_index]
+    parts = [_part(choice, stage, registry) for choice in chosen_plugins(stage)]
+    conflicts = [
+        *_needs(parts),
+        *_devices(stage, parts, device),
+        *_dtypes(stage, parts, device),
+        *_batch(stage),
+    ]
+    if isinstance(stage, RLConfig):
+        conflicts += [
+            *_router_replay(stage, parts),
+            *_sampling_replay(stage, parts),
+            *_algorithms(parts),
+            *_lengths(stage),
+        ]
+    conflicts = list(dict.fromkeys(conflicts))
+    if conflicts:
+        name = stage_name(run, stage_index)
+        raise ConfigError(
+            "\n  ".join([f"stage {name}: these choices do not fit together:", *conflicts])
+        )
+
+
+def _part(choice: Choice, stage: SFTConfig | RLConfig, registry: Registry) -> Part:
+    plugin_class: Any = registry.load(choice.kind, choice.name)
+    record = registry.find(choice.kind, choice.name)
+    section = choice.section
+    if section is None:
+        config_class = registry.config_class(choice.kind, choice.name)
+        section = config_class(**{**stage.model.options, "type": choice.name})
+    try:
+        plugin = plugin_class(section)
+    except Exception as error:  # a third party's constructor may raise anything
+        raise ConfigError(
+            f"{record.describe()} cannot be made from its settings in {choice.path}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return Part(choice, plugin, f"{record.distribution} {record.version}")
+
+
+def _needs(parts: list[Part]) -> Iterator[str]:
+    """What plugins ask of each other in `needs`."""
+    for part in parts:
+        for wanted, value in part.plugin.needs.items():
+            kind, _, capability = wanted.partition(".")
+            others = [other for other in parts if other.kind == kind]
+            if not others:
+                yield f"{part.describe()} needs a {kind}, and this stage has none."
+            for other in others:
+                if not offers(other.has(capability), value):
+                    yield _lacks(f"{part.describe()} needs", other, capability, value)
+
+
+def offers(declared: Any, wanted: Any) -> bool:
+    """Whether a declared value satisfies a wanted one.
+
+    A collection offers each of its members, or every member of a wanted collection; a number offers
+    what is not larger; anything else must be equal.
+    """
+    if isinstance(declared, Collection) and not isinstance(declared, (str, bytes)):
+        members = wanted if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
+        return all(member in declared for member in members)
+    if isinstance(wanted, bool) or isinstance(declared, bool) or wanted is None:
+        return bool(declared) == bool(wanted)
+    if isinstance(wanted, (int, float)) and isinstance(declared, (int, float)):
+        return declared >= wanted
+    return bool(declared == wanted)
+
+
+def _lacks(why: str, part: Part, capability: str, wanted: Any) -> str:
+    declared = part.has(capability)
+    found = "does not declare it" if declared is None else f"declares {capability} = {declared!r}"
+    return (
+        f"{why} {part.kind} capability {capability} = {wanted!r}, but {part.describe()} {found}. "
+        f"Change one of the two."
+    )
+
+
+def _devices(stage: SFTConfig | RLConfig, parts: list[Part], device: Device) -> Iterator[str]:
+    """Every plugin runs where its process runs; one that declares no devices runs anywhere."""
+    trainer = device if stage.trainer.device == "auto" else stage.trainer.device
+    engine = device if stage.inference.device == "auto" else stage.inference.device
+    places = [("trainer.device", trainer, _TRAINER_KINDS)]
+    if isinstance(stage, RLConfig) or stage.eval is not None:
+        places.append(("inference.device", engine, _ENGINE_KINDS))
+    for field, wanted, kinds in places:
+        if wanted == "cuda" and device == "cpu":
+            yield f"{field} is 'cuda', but this machine has no usable accelerator; set it to 'cpu'."
+        for part in parts:
+            declared = part.has("devices")
+            if part.kind in kinds and declared is not None and wanted not in declared:
+                runs_on = ", ".join(map(str, declared))
+                yield f"{field} is {wanted!r}, but {part.describe()} runs on {runs_on} only."
+
+
+def _dtypes(stage: SFTConfig | RLConfig, parts: list[Part], device: Device) -> Iterator[str]:
+    dtype = stage.model.compute_dtype
+    if dtype == "auto":
+        trainer = device if stage.trainer.device == "auto" else stage.trainer.device
+        dtype = "float32" if trainer == "cpu" else "bfloat16"
+    for part in parts:
+        declared = part.has("dtypes")
+        if part.kind in _COMPUTE_KINDS and declared is not None and dtype not in declared:
+            computes_in = ", ".join(map(str, declared))
+            yield (
+                f"model.compute_dtype is {dtype!r}, but {part.describe()} computes in "
+                f"{computes_in} only."
+            )
+
+
+def _batch(stage: SFTConfig | RLConfig) -> Iterator[str]:
+    """Every rank needs something to do in every step."""
+    ranks = stage.trainer.parallel.ranks
+    field, size = (
+        ("orchestrator.batch_size", stage.orchestrator.batch_size)
+        if isinstance(stage, RLConfig)
+        else ("data.batch_size", stage.data.batch_size)
+    )
+    if size < ranks:
+        yield (
+            f"{field} is {size}, fewer than the {ranks} trainer.parallel.ranks; some ranks would "
+            "have nothing to train on. Raise the batch size or use fewer ranks."
+        )
+
+
+def _router_replay(stage: RLConfig, parts: list[Part]) -> Iterator[str]:
+    returned = stage.inference.return_routed_experts
+    if stage.trainer.enable_router_replay:
+        why = "trainer.enable_router_replay replays the experts that the engine chose: it needs"
+        yield from _passed_on(why, "routed_experts", parts)
+        if returned is False:
+            yield (
+                "trainer.enable_router_replay is on, but inference.return_routed_experts is off, "
+                "so there is nothing to replay. Leave the latter at 'auto'."
+            )
+    elif returned is True:
+        yield from _passed_on("inference.return_routed_experts needs", "routed_experts", parts)
+
+
+def _sampling_replay(stage: RLConfig, parts: list[Part]) -> Iterator[str]:
+    """Truncated sampling changes the probabilities; the trainer must know the kept tokens."""
+    samplings = {source.label: source.sampling for source in stage.orchestrator.train.source}
+    truncated = {label: one for label, one in samplings.items() if is_truncated(one)}
+    for label, sampling in truncated.items():
+        text = f"top_p = {sampling.top_p}" if sampling.top_p < 1 else f"top_k = {sampling.top_k}"
+        why = (
+            f"train source {label!r} samples with {text}, so the trainer has to know which tokens "
+            "were kept: it needs"
+        )
+        yield from _passed_on(why, "sampling_mask", parts)
+        if sampling.top_k is not None and sampling.top_k > LARGEST_REPLAYED_TOP_K:
+            yield (
+                f"train source {label!r} samples with top_k = {sampling.top_k}; at most "
+                f"{LARGEST_REPLAYED_TOP_K} kept tokens can be replayed."
+            )
+
+
+def is_truncated(sampling: SamplingConfig) -> bool:
+    """True when some tokens could not be sampled at all."""
+    return sampling.top_p < 1 or sampling.top_k is not None
+
+
+def _passed_on(why: str, capability: str, parts: list[Part]) -> Iterator[str]:
+    """The engine must return something, and the router must not drop it."""
+    for part in parts:
+        if part.kind == "engine" and not offers(part.has(capability), True):
+            yield _lacks(why, part, capability, True)
+        if part.kind == "router" and part.has(capability) is False:
+            yield _lacks(why, part, capability, True)
+
+
+def _algorithms(parts: list[Part]) -> Iterator[str]:
+    algorithms = [
+        (part, part.plugin.requirements)
+        for part in parts
+        if isinstance(part.plugin, Algorithm) and ".source." in part.choice.path
+    ]
+    for part, wants in algorithms:
+        if wants.reference:
+            yield (
+                f"{part.describe()} needs log-probabilities of a reference model, and a run has no "
+                "reference model."
+            )
+        if wants.sampled_by == "frozen":
+            yield (
+                f"{part.describe()} needs episodes sampled by a frozen model, and the engines of a "
+                "run serve the policy."
+            )
+    aggregations = {wants.loss_aggregation: part for part, wants in algorithms}
+    if len(aggregations) > 1:
+        pairs = " and ".join(f"{p.choice.path} by {name}" for name, p in aggregations.items())
+        yield (
+            "the loss has one denominator for all sources, so all must aggregate alike; found "
+            f"{pairs}."
+        )
+
+
+def _lengths(stage: RLConfig) -> Iterator[str]:
+    limit = stage.inference.max_model_len or stage.seq_len
+    groups = [stage.orchestrator.train, stage.orchestrator.eval]
+    for source in [source for group in groups if group is not None for source in group.source]:
+        wanted = source.sampling.max_completion_tokens
+        if wanted is not None and wanted >= limit:
+            yield (
+                f"source {source.label!r} may generate {wanted} tokens per turn "
+                f"(sampling.max_completion_tokens), but prompt and completion together have "
+                f"{limit} (inference.max_model_len, by default seq_len)."
+            )
