@@ -68,7 +68,7 @@ class FieldType:
     def describe(self) -> str:
         """`an integer >= 1 or 'auto'`, for messages and help."""
         if self.plugin is not None:
-            names = [f"a {self.plugin.kind} plugin's table"]
+            names = [f"the table of a plugin of kind {self.plugin.kind}"]
         elif self.variants:
             names = [f"a table with type {' | '.join(map(repr, self.variants))}"]
         elif self.section is not None or self.values is not None:

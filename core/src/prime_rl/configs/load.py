@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -84,7 +84,31 @@ def _load(
     run = validate(draft.root(), lookup, problems)
     run = make_whole(run, registry, lookup, draft.root())
     run = resolve(run).model_copy(update={"plugin_versions": registry.table()})
+    run, resume = _with_resume(run, arguments.resume)
+    arguments = replace(arguments, resume=resume)
     return LoadedRun(run, arguments, registry, inputs, tuple(warnings))
+
+
+def _with_resume(
+    run: RunConfig, asked: ResumeConfig | None
+) -> tuple[RunConfig, ResumeConfig | None]:
+    """The run whose stages know how to resume, and the wish itself: the command line's, or that of
+    the first stage that has one."""
+    written = [stage.resume for stage in run.stages if stage.resume is not None]
+    if asked is None:
+        return run, written[0] if written else None
+    one_step = asked.step is not None or asked.dir is not None
+    if one_step and len(run.stages) > 1:
+        raise ConfigError(
+            f"--resume: this run has {len(run.stages)} stages; say which one a step or dir is for: "
+            f"--{run.stages[-1].type}.resume.step N"
+        )
+    said = {key: getattr(asked, key) for key in asked.model_fields_set}
+    stages = [
+        stage.model_copy(update={"resume": (stage.resume or asked).model_copy(update=said)})
+        for stage in run.stages
+    ]
+    return run.model_copy(update={"stages": stages}), asked
 
 
 def _input_files(

@@ -18,28 +18,17 @@ from prime_rl.configs.validate import Lookup
 WIDTH = 100
 _HIDDEN = ("plugin_versions", "stages")
 
-COMMAND_OPTIONS = """\
-Usage: prime run [RECIPE] [@ FILE]... [OPTIONS]
-
-RECIPE is a TOML file, the name of an installed recipe, or plugin:recipe. Without one, the recipe
-`quickstart` runs. Later files and options win over earlier ones.
-
-Options:
-  @ FILE                    Lay another TOML file over what came before.
-  --section.key VALUE       Set a key (dashes and underscores are the same; None is null).
-  --flag, --no-flag         Set a boolean.
-  --section                 Switch an optional section on, with its defaults.
-  --section @ FILE          Lay a file over one section.
-  --list.0.key VALUE        Set a key of a list's item; items count from 0.
-  --stages.0.key VALUE      Set a key of one stage; without `stages.0` it is set in every stage.
-                            A stage's name or type does as well: --rl.key, --sft.key.
-  --plugin NAME             Use this plugin for its kind. A model alone runs its debug recipe.
-  --no-plugin NAME          Switch an installed plugin off.
-  --resume [STEP]           Continue a run (named by --run.name) after STEP, or after the newest
-                            complete checkpoint. --resume.dir DIR forks another run's checkpoint.
-  --clean                   Delete what the run directory holds, then start anew.
-  --dry-run                 Resolve and check everything, write the configuration, start nothing.
-  -h, --help                Print this."""
+FORMS = """\
+How keys are set on the command line (the command line wins over files, later files over earlier):
+  --section.key VALUE       dashes and underscores are the same; None is null
+  --flag, --no-flag         a boolean; the last one counts
+  --section                 switches an optional section on, with its defaults
+  --section @ FILE          lays a TOML file over one section
+  --list.0.key VALUE        a key of a list's item; items count from 0
+  --table '{"a": 1}'        JSON, for plain tables and lists
+  --resume [STEP]           after STEP, or after the newest complete checkpoint; --resume.dir DIR
+                            starts from another run's checkpoint
+In a file, `None` is null too, and an empty [section] switches it on."""
 
 
 def field_help(run: RunConfig | None, registry: PluginRegistry) -> str:
@@ -48,18 +37,18 @@ def field_help(run: RunConfig | None, registry: PluginRegistry) -> str:
     A plugin that cannot be had is said to be so in its place.
     """
     lookup = Lookup(registry)
-    names = {}
+    names: dict[str, str] = {}
     for stage in run.stages if run is not None else []:
         names.update(_chosen_types(stage, ""))
     writer = _Writer(lookup.quiet, registry, names)
     writer.section(RunConfig, "")
-    stages = [("rl", RLConfig), ("sft", SFTConfig)]
+    stages: list[tuple[str, type[BaseModel]]] = [("rl", RLConfig), ("sft", SFTConfig)]
     seen: set[str] = set()
     for name, stage_class in stages:
         writer.heading(f"Keys of a stage of type {name!r}" + (" beside those above" * bool(seen)))
         writer.section(stage_class, "", seen)
         seen |= set(stage_class.model_fields)
-    return "\n".join([COMMAND_OPTIONS, *writer.lines])
+    return "\n".join([FORMS, "", *writer.lines])
 
 
 def _chosen_types(section: BaseModel, path: str) -> Iterator[tuple[str, str]]:
