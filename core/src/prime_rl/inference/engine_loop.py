@@ -6,6 +6,7 @@ Results leave in one batch per step, so that the server's thread is woken once.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import threading
@@ -66,11 +67,12 @@ class EngineLoop:
         self.finished_counts: dict[str, int] = {}
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
-        self._free_slots = list(range(max_running - 1, -1, -1))
+        self._free_slots = list(range(max_running))
         self._inbox: deque[Sequence] = deque()
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._pauses: list[Future[Any]] = []
         self._admits = True
+        self._is_in_slot_order = True
         self._must_stop = False
         self._wake = threading.Event()
         self._progress: list[Progress] = []
@@ -217,17 +219,20 @@ class EngineLoop:
     def _admit(self) -> None:
         while self._admits and self._waiting and self._free_slots:
             sequence = self._waiting.popleft()
-            sequence.slot = self._free_slots.pop()
+            sequence.slot = heapq.heappop(self._free_slots)
+            self._is_in_slot_order = False
             self.prompt_tokens += sequence.prompt_length
             self._running.append(sequence)
 
     def _requests(self) -> tuple[list[DecodeRequest], list[Sequence]]:
         """What to append in this step: one token for each decoding sequence and, of the longer
-        rests, as many tokens as the batch has room for (a cache takes a prompt in parts)."""
+        rests, as many tokens as the batch has room for (a cache takes a prompt in parts). In slot
+        order, which lets a cache read its slots where they lie."""
         room = self.max_batch_tokens
         if not self.runner.is_cached:
             room = sum(len(sequence.tokens) for sequence in self._running) + 1
-        requests, sequences = [], []
+        requests: list[DecodeRequest] = []
+        sequences: list[Sequence] = []
         for sequence in self._running:
             start = sequence.cached
             count = len(sequence.tokens) - start
@@ -240,6 +245,13 @@ class EngineLoop:
                 DecodeRequest(sequence.slot, start, sequence.tokens[start : start + count])
             )
             sequences.append(sequence)
+        if not self._is_in_slot_order:
+            self._is_in_slot_order = len(sequences) == len(self._running)
+            order = sorted(range(len(sequences)), key=lambda place: sequences[place].slot)
+            if self._is_in_slot_order:
+                self._running = [self._running[place] for place in order]
+            requests = [requests[place] for place in order]
+            sequences = [sequences[place] for place in order]
         return requests, sequences
 
     def _append_sampled(self, sequences: list[Sequence], sampled: Sampled) -> None:
@@ -289,7 +301,7 @@ class EngineLoop:
         sequence.finish_reason = reason
         self.finished_counts[reason] = self.finished_counts.get(reason, 0) + 1
         if sequence.slot >= 0:
-            self._free_slots.append(sequence.slot)
+            heapq.heappush(self._free_slots, sequence.slot)
             sequence.slot = -1
         self._progress.append((sequence, ENDED))
 

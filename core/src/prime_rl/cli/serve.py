@@ -1,0 +1,124 @@
+"""`prime serve`: one engine, of a run or for a model directory."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def command(arguments: list[str]) -> int:
+    """Serve until interrupted."""
+    options = _parser().parse_args(arguments)
+
+    from prime_rl.control.lifetime import end_with_parent
+    from prime_rl.errors import ConfigError
+
+    end_with_parent()
+    if options.config is not None:
+        if options.model is not None:
+            raise ConfigError("give a model directory or --config, not both")
+        return _serve_stage(options)
+    if options.model is None:
+        raise ConfigError("give a model directory, or --config with a resolved run")
+    return _serve_directory(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "prime serve", description="Serve a model with one engine, over vLLM's HTTP interface."
+    )
+    parser.add_argument(
+        "model", nargs="?", type=Path, metavar="MODEL_DIR", help="a Hugging Face checkpoint"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
+    parser.add_argument("--port", type=int, default=8000, help="0: chosen by the system")
+    parser.add_argument("--name", help="name of the model in requests (default: the folder's)")
+    parser.add_argument("--engine", default="embedded", help="engine plugin")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: all cores")
+    parser.add_argument("--max-model-len", type=int, help="most tokens of prompt and completion")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--config", type=Path, metavar="RUN.JSON", help="serve an engine of this resolved run"
+    )
+    parser.add_argument("--stage", type=int, default=0, metavar="K", help="its stage, from 0")
+    parser.add_argument("--index", type=int, default=0, metavar="I", help="its engine, from 0")
+    parser.add_argument(
+        "--model-dir",
+        type=Path,
+        metavar="DIR",
+        help="weights instead of those the stage starts from",
+    )
+    return parser
+
+
+def _serve_stage(options: argparse.Namespace) -> int:
+    from prime_rl.configs.load import load_resolved
+    from prime_rl.control.logs import setup_logging
+    from prime_rl.errors import ConfigError
+    from prime_rl.plugins import scan
+
+    run = load_resolved(options.config, scan())
+    if not 0 <= options.stage < len(run.stages):
+        raise ConfigError(
+            f"--stage {options.stage}: the run has {len(run.stages)} stages, counted from 0"
+        )
+    setup_logging(f"engine_{options.index}", run.stages[options.stage].log.level)
+    from prime_rl.inference.main import run_engine
+
+    run_engine(run, options.stage, options.index, options.model_dir)
+    return 0
+
+
+def _serve_directory(options: argparse.Namespace) -> int:
+    from prime_rl.api.engine import EngineSpec
+    from prime_rl.configs.base import ValidationContext
+    from prime_rl.configs.model import ModelConfig
+    from prime_rl.control.logs import setup_logging
+    from prime_rl.inference.main import plugin_name, resolve_device, resolve_dtype
+    from prime_rl.models.choose import read_config_json
+    from prime_rl.plugins import scan
+
+    setup_logging("engine", "info")
+    registry = scan()
+    directory = options.model.resolve()
+    config = read_config_json(directory)
+    engine_class = registry.load("engine", options.engine)
+    engine = engine_class(registry.config_class("engine", options.engine)(type=options.engine))
+    section = ModelConfig.model_validate(
+        {"name": str(directory)}, context=ValidationContext(registry.config_class)
+    )
+    device = resolve_device(options.device)
+    with tempfile.TemporaryDirectory() as folder:
+        engine.serve(
+            EngineSpec(
+                model_dir=directory,
+                served_name=options.name or directory.name,
+                host=options.host,
+                port=options.port,
+                url_file=Path(folder) / "engine.url",
+                device=device,
+                threads=options.threads or os.cpu_count() or 1,
+                max_model_len=options.max_model_len or _context_length(config),
+                compute_dtype=resolve_dtype(options.dtype, device),
+                index=0,
+                count=1,
+                seed=options.seed,
+                return_routed_experts=False,
+                return_sampling_mask=False,
+                model_plugin=plugin_name(None, directory, registry),
+                model_section=section,
+                weight_transport=None,
+            )
+        )
+    return 0
+
+
+def _context_length(config: dict[str, Any], most: int = 8192) -> int:
+    """Positions that the model knows, within what a first try should reserve."""
+    known = config.get("max_position_embeddings")
+    return min(known, most) if isinstance(known, int) and known > 1 else most
