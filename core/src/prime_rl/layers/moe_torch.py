@@ -56,7 +56,7 @@ class TorchMoE(MoEBackend):
         inner_NI = activate(product(rows_NH, gate_up_EGH), activation)
         out_NH = product(inner_NI, down_EHI)
         place_N = order_N.argsort()
-        out_TkH = out_NH.index_select(0, place_N).view(tokens, per_token, -1)
+        out_TkH = out_NH.index_select(0, place_N).view(tokens, per_token, out_NH.shape[1])
         return (out_TkH * weights_Tk.to(x_TH.dtype)[..., None]).sum(1)
 
 
