@@ -1,0 +1,257 @@
+"""Turns tasks into running episodes: concurrency, the gate, evaluation first, cancellation.
+
+Every dispatched episode reaches the sink exactly once, or is covered by exactly one
+GroupCancellation; for every group the two add up to its size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from prime_rl.orchestrator.episode import EpisodeRequest, EpisodeResult, Split
+from prime_rl.orchestrator.policy import Policy, Progress, gate_is_open, staleness
+from prime_rl.orchestrator.source import Draw
+
+log = logging.getLogger(__name__)
+
+CancellationReason = Literal["stale", "finished", "stopped"]
+
+
+@dataclass(frozen=True)
+class GroupCancellation:
+    """Stands for the `count` episodes of a group that will never reach the sink."""
+
+    split: Split
+    source: str
+    group_id: int
+    count: int
+    reason: CancellationReason
+
+
+class EpisodeRunner(Protocol):
+    """Runs one episode to its end; failures are outcomes, not exceptions."""
+
+    async def run(self, request: EpisodeRequest) -> EpisodeResult:
+        """Cancelling the caller aborts the episode."""
+
+
+class Sink(Protocol):
+    """Takes what becomes of dispatched episodes."""
+
+    def finished(self, result: EpisodeResult) -> None:
+        """An episode is over."""
+
+    def cancelled(self, cancellation: GroupCancellation) -> None:
+        """The rest of a group will not come."""
+
+
+@dataclass
+class GroupInFlight:
+    """A group of which not everything has been emitted."""
+
+    split: Split
+    source: str
+    group_id: int
+    task_index: int
+    size: int
+    version: int
+    step: int
+    scheduled: int = 0
+    emitted: int = 0
+    is_cancelled: bool = False
+    tasks: dict[asyncio.Task[None], float] = field(default_factory=dict)
+    """Running episodes -> their start (time.monotonic)."""
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Nothing is left to start."""
+        return self.is_cancelled or self.scheduled == self.size
+
+    def next_request(self) -> EpisodeRequest:
+        """The next member to start."""
+        request = EpisodeRequest(
+            split=self.split,
+            source=self.source,
+            task_index=self.task_index,
+            group_id=self.group_id,
+            member=self.scheduled,
+            version=self.version,
+            step=self.step,
+        )
+        self.scheduled += 1
+        return request
+
+
+class Dispatcher:
+    """Starts as many episodes as may run, whenever `pump` is called."""
+
+    def __init__(
+        self,
+        *,
+        runner: EpisodeRunner,
+        sink: Sink,
+        policy: Policy,
+        progress: Progress,
+        draw: Callable[[], Draw],
+        group_sizes: dict[str, int],
+        max_inflight: int,
+        target_lag: int,
+        max_off_policy_steps: int,
+    ) -> None:
+        self._runner = runner
+        self._sink = sink
+        self._policy = policy
+        self._progress = progress
+        self._draw = draw
+        self._group_sizes = group_sizes
+        self._max_inflight = max_inflight
+        self._target_lag = target_lag
+        self._max_off_policy_steps = max_off_policy_steps
+        self._groups: dict[tuple[Split, int], GroupInFlight] = {}
+        self._current: GroupInFlight | None = None
+        self._eval_queue: deque[GroupInFlight] = deque()
+        self._inflight = 0
+        self._trains = True
+        self._is_pumping = False
+        self.failure: BaseException | None = None
+        """What broke while an episode was handled: a fault of ours, not of the episode."""
+
+    @property
+    def inflight(self) -> int:
+        """Episodes running."""
+        return self._inflight
+
+    def inflight_staleness(self) -> list[int]:
+        """Staleness of every running training episode."""
+        return [
+            staleness(self._progress.step, group.version)
+            for group in self._groups.values()
+            if group.split == "train"
+            for _ in group.tasks
+        ]
+
+    def enqueue_eval(self, groups: list[GroupInFlight]) -> None:
+        """Run these before any further training episode."""
+        self._eval_queue.extend(groups)
+        self.pump()
+
+    def pump(self) -> None:
+        """Start what may start. Cheap when nothing may."""
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            while self._inflight < self._max_inflight:
+                group = self._group_to_schedule()
+                if group is None:
+                    return
+                self._start(group)
+        finally:
+            self._is_pumping = False
+
+    def _group_to_schedule(self) -> GroupInFlight | None:
+        while self._eval_queue:
+            if not self._eval_queue[0].is_scheduled:
+                group = self._eval_queue[0]
+                self._groups.setdefault((group.split, group.group_id), group)
+                return group
+            self._eval_queue.popleft()
+        if self._current is not None and not self._current.is_scheduled:
+            return self._current
+        self._current = None
+        gate = gate_is_open(self._progress.step, self._policy.published, self._target_lag)
+        if not self._trains or not gate:
+            return None
+        draw = self._draw()
+        self._current = GroupInFlight(
+            split="train",
+            source=draw.source,
+            group_id=draw.number,
+            task_index=draw.task_index,
+            size=self._group_sizes[draw.source],
+            version=self._policy.version,
+            step=self._progress.step,
+        )
+        self._groups["train", draw.number] = self._current
+        return self._current
+
+    def _start(self, group: GroupInFlight) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(group, group.next_request()))
+        group.tasks[task] = time.monotonic()
+        self._inflight += 1
+        task.add_done_callback(lambda done: self._ended(group, done))
+
+    async def _run(self, group: GroupInFlight, request: EpisodeRequest) -> None:
+        result = await self._runner.run(request)
+        if group.is_cancelled:
+            return
+        group.emitted += 1
+        if group.emitted == group.size:
+            del self._groups[group.split, group.group_id]
+        self._sink.finished(result)
+
+    def _ended(self, group: GroupInFlight, task: asyncio.Task[None]) -> None:
+        del group.tasks[task]
+        self._inflight -= 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = self.failure or error
+        elif task.cancelled() and not group.is_cancelled:
+            # Nobody but `cancel` cancels episodes; anything else would lose one silently.
+            self.failure = self.failure or RuntimeError(
+                f"an episode of group {group.group_id} ended without a result"
+            )
+        self.pump()
+
+    def cancel(self, group: GroupInFlight, reason: CancellationReason) -> None:
+        """Abort a group. What it has emitted stays emitted; the rest is one GroupCancellation."""
+        if group.is_cancelled:
+            return
+        group.is_cancelled = True
+        self._groups.pop((group.split, group.group_id), None)
+        for task in list(group.tasks):
+            task.cancel()
+        self._sink.cancelled(
+            GroupCancellation(
+                split=group.split,
+                source=group.source,
+                group_id=group.group_id,
+                count=group.size - group.emitted,
+                reason=reason,
+            )
+        )
+
+    def cancel_stale(self, pending_version: int) -> int:
+        """Abort training groups that could not ship any more once `pending_version` is there;
+        returns their number."""
+        earliest_step = max(self._progress.step, pending_version + 1)
+        stale = [
+            group
+            for group in self._groups.values()
+            if group.split == "train"
+            and staleness(earliest_step, group.version) > self._max_off_policy_steps
+        ]
+        for group in stale:
+            self.cancel(group, "stale")
+        return len(stale)
+
+    def stop_training(self, reason: CancellationReason) -> None:
+        """Start no further training episode and abort those that run."""
+        self._trains = False
+        for group in [group for group in self._groups.values() if group.split == "train"]:
+            self.cancel(group, reason)
+
+    async def stop(self) -> None:
+        """Abort everything and wait until it has ended."""
+        self._trains = False
+        self._eval_queue.clear()
+        for group in list(self._groups.values()):
+            self.cancel(group, "stopped")
+        self._max_inflight = 0
+        while self._inflight:
+            await asyncio.sleep(0.01)

@@ -1,0 +1,173 @@
+"""Client of one environment server: the `verifiers` wire, without building its typed records.
+
+The server streams a run's traces as deltas and ends with a reply; the library assembles them. Here
+the assembled plain record is kept as it is: building and validating the typed episode costs more
+than everything else the orchestrator does with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgpack
+import zmq
+import zmq.asyncio
+from verifiers.v1.serve.delta import EpisodeAssembly, TraceSummary, unpack
+
+from prime_rl.errors import RunError
+
+log = logging.getLogger(__name__)
+
+HEALTH_INTERVAL_S = 0.2
+
+
+class EpisodeRefused(RuntimeError):
+    """The env server could not run the request at all."""
+
+
+class EpisodeCall(Protocol):
+    """A running episode."""
+
+    @property
+    def trace_ids(self) -> list[str]:
+        """Traces opened so far; each is a session at the router."""
+
+    async def result(self) -> dict[str, Any]:
+        """The episode's record. Cancelling the caller aborts the episode on the server."""
+
+
+class Environment(Protocol):
+    """Runs episodes of one source."""
+
+    def start(
+        self, task: Mapping[str, Any], model: str, sampling: Mapping[str, Any]
+    ) -> EpisodeCall:
+        """Begin an episode."""
+
+    async def close(self) -> None:
+        """Abort what runs and release the connection."""
+
+
+class ServedEpisode:
+    """One request to the env server."""
+
+    def __init__(self, client: EnvironmentClient, request: bytes) -> None:
+        self._client = client
+        self._request = request
+        self.id = uuid.uuid4().hex
+        self.assembly = EpisodeAssembly()
+        self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    @property
+    def trace_ids(self) -> list[str]:
+        """See EpisodeCall.trace_ids."""
+        return list(self.assembly.traces)
+
+    async def result(self) -> dict[str, Any]:
+        """See EpisodeCall.result. Raises EpisodeRefused when the server refuses."""
+        try:
+            await self._client.send(self.id, b"run", self._request)
+            answer = unpack(await self.reply)
+        except asyncio.CancelledError:
+            self._client.abort(self.id)
+            raise
+        finally:
+            self._client.forget(self.id)
+        if not answer.get("success", False):
+            raise EpisodeRefused(answer.get("error") or "the env server refused the episode")
+        summaries = [TraceSummary.model_construct(**each) for each in answer["traces"]]
+        return self.assembly.finish(answer["head"], summaries)
+
+
+class EnvironmentClient:
+    """Connection to the env server of one source."""
+
+    def __init__(self, address: str, client: Mapping[str, Any]) -> None:
+        self.address = address
+        self._client_settings = dict(client)
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        for option in (zmq.SNDHWM, zmq.RCVHWM):
+            self._socket.setsockopt(option, 0)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket.connect(address)
+        self._calls: dict[str, ServedEpisode] = {}
+        self._receiving = asyncio.create_task(self._receive())
+        self._aborting: set[asyncio.Task[None]] = set()
+        self._healthy = asyncio.Event()
+
+    def start(
+        self, task: Mapping[str, Any], model: str, sampling: Mapping[str, Any]
+    ) -> ServedEpisode:
+        """See Environment.start."""
+        request = msgpack.packb(
+            {
+                "task_data": task,
+                "client": self._client_settings,
+                "model": model,
+                "sampling": sampling,
+            }
+        )
+        call = ServedEpisode(self, request)
+        self._calls[call.id] = call
+        return call
+
+    async def wait_healthy(self, timeout_s: float) -> None:
+        """Wait until the server answers. Raises RunError."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not self._healthy.is_set():
+            if asyncio.get_running_loop().time() > deadline:
+                raise RunError(f"the environment server at {self.address} does not answer")
+            await self.send("health", b"health", msgpack.packb({}))
+            try:
+                await asyncio.wait_for(self._healthy.wait(), HEALTH_INTERVAL_S)
+            except TimeoutError:
+                continue
+
+    async def send(self, request_id: str, method: bytes, payload: bytes) -> None:
+        """Send one request."""
+        await self._socket.send_multipart([request_id.encode(), method, payload])
+
+    def abort(self, request_id: str) -> None:
+        """Tell the server to end an episode nobody waits for; does not wait itself."""
+        payload = msgpack.packb({"request_id": request_id})
+        task = asyncio.get_running_loop().create_task(
+            self.send(uuid.uuid4().hex, b"cancel", payload)
+        )
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
+
+    def forget(self, request_id: str) -> None:
+        """The call is over."""
+        self._calls.pop(request_id, None)
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            if len(frames) != 3:
+                log.warning("dropped a message of %d frames from %s", len(frames), self.address)
+                continue
+            request_id, kind, data = frames
+            if request_id == b"health":
+                self._healthy.set()
+                continue
+            call = self._calls.get(request_id.decode())
+            if call is None:
+                continue
+            if kind == b"delta":
+                call.assembly.apply(unpack(data))
+            elif not call.reply.done():
+                call.reply.set_result(data)
+
+    async def close(self) -> None:
+        """See Environment.close."""
+        if self._aborting:
+            await asyncio.wait(self._aborting, timeout=0.5)
+        self._receiving.cancel()
+        await asyncio.gather(self._receiving, return_exceptions=True)
+        self._socket.close()
+        self._context.term()

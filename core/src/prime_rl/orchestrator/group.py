@@ -1,0 +1,175 @@
+"""A complete group: scored by its algorithm, its samples weighted and pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from prime_rl.api.algorithm import Algorithm, Branch, Credit, Episode, Group
+from prime_rl.orchestrator.columns import SampleColumns
+from prime_rl.orchestrator.episode import EpisodeResult
+from prime_rl.wire import TrainingSample
+
+
+@dataclass(frozen=True)
+class EpisodeFigures:
+    """What metrics need of an episode once its tokens are packed away."""
+
+    source: str
+    outcome: str
+    reward: float
+    input_tokens: int
+    output_tokens: int
+    turns: int
+    forks: int
+    duration_s: float
+    version: int
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """Advantages of one branch, for the trace."""
+
+    trace_id: str
+    branch_index: int
+    advantages: Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class ScoredEpisode:
+    """An episode ready for a batch."""
+
+    figures: EpisodeFigures
+    samples: Sequence[SampleColumns]
+    """Samples with at least one token that trains; empty when the episode carries no signal."""
+    annotations: Sequence[Annotation] = ()
+
+    @property
+    def is_live(self) -> bool:
+        """It trains at least one token."""
+        return bool(self.samples)
+
+
+@dataclass
+class ScoredGroup:
+    """The episodes of one task, in order of their member number."""
+
+    group_id: int
+    source: str
+    version: int
+    episodes: list[ScoredEpisode]
+    has_variance: bool
+    """Not all rewards of the scored episodes are equal."""
+    shipped: int = 0
+    """Episodes of `episodes` that earlier batches took."""
+    live: int = field(init=False)
+    """Live episodes not yet taken."""
+
+    def __post_init__(self) -> None:
+        self.live = sum(episode.is_live for episode in self.episodes[self.shipped :])
+
+
+def score(algorithm: Algorithm, results: Sequence[EpisodeResult], task_key: str) -> ScoredGroup:
+    """Credit from the algorithm onto every sample of every episode.
+
+    Tokens whose advantage is exactly 0 get the rl weight 0; a sample without any weighted token is
+    dropped.
+    """
+    results = sorted(results, key=lambda result: result.request.member)
+    first = results[0].request
+    samples = [[s for trace in result.traces for s in trace.samples] for result in results]
+    episodes = [_episode(result, own) for result, own in zip(results, samples, strict=True)]
+    credits = algorithm.score_group(Group(first.source, task_key, episodes))
+    scored = [
+        _scored(result, own, credit)
+        for result, own, credit in zip(results, samples, credits, strict=True)
+    ]
+    rewards = {result.reward for result in results if not result.failed}
+    return ScoredGroup(first.group_id, first.source, first.version, scored, len(rewards) > 1)
+
+
+def _episode(result: EpisodeResult, samples: Sequence[TrainingSample]) -> Episode:
+    agents = [(trace.agent, trace.reward) for trace in result.traces for _ in trace.samples]
+    return Episode(
+        id=result.id,
+        outcome=result.outcome,
+        reward=result.reward,
+        branches=[
+            Branch(agent=agent, token_ids=sample.token_ids, mask=sample.mask, reward=reward)
+            for sample, (agent, reward) in zip(samples, agents, strict=True)
+        ],
+        input_tokens=result.input_tokens,
+        turns=result.turns,
+    )
+
+
+def _scored(
+    result: EpisodeResult, samples: Sequence[TrainingSample], credits: Sequence[Credit]
+) -> ScoredEpisode:
+    columns, annotations = [], []
+    for sample, credit in zip(samples, credits, strict=True):
+        if not apply_credit(sample, credit):
+            continue
+        columns.append(SampleColumns.of(sample))
+        annotations.append(_annotation(sample))
+    return ScoredEpisode(
+        figures=EpisodeFigures(
+            source=result.request.source,
+            outcome=result.outcome,
+            reward=result.reward,
+            input_tokens=result.input_tokens,
+            output_tokens=result.output_tokens,
+            turns=result.turns,
+            forks=sum(trace.forks for trace in result.traces),
+            duration_s=result.duration_s,
+            version=result.request.version,
+        ),
+        samples=columns,
+        annotations=annotations,
+    )
+
+
+def apply_credit(sample: TrainingSample, credit: Credit) -> bool:
+    """Write the credit's streams into the sample; True when some token trains.
+
+    rl weights are written out only where they differ from 1 on every trainable token.
+    """
+    trains = False
+    if credit.advantages is not None:
+        weights = (
+            [float(m) for m in sample.mask]
+            if credit.rl_weights is None
+            else [
+                weight if trainable else 0.0
+                for weight, trainable in zip(credit.rl_weights, sample.mask, strict=True)
+            ]
+        )
+        live = [
+            weight if advantage else 0.0
+            for weight, advantage in zip(weights, credit.advantages, strict=True)
+        ]
+        sample.advantages = list(credit.advantages)
+        if live != [float(m) for m in sample.mask]:
+            sample.rl_weights = live
+        trains = any(live)
+    sample.ce_weights = _stream(credit.ce_weights)
+    sample.ref_kl_weights = _stream(credit.ref_kl_weights)
+    for other in (sample.ce_weights, sample.ref_kl_weights):
+        trains = trains or (other is not None and any(other))
+    if credit.advantages is None and trains:
+        sample.rl_weights = [0.0] * len(sample.token_ids)
+        sample.advantages = [0.0] * len(sample.token_ids)
+    return trains
+
+
+def _stream(values: Sequence[float] | None) -> list[float] | None:
+    return None if values is None else list(values)
+
+
+def _annotation(sample: TrainingSample) -> Annotation:
+    advantages = sample.advantages or [0.0] * len(sample.mask)
+    return Annotation(
+        sample.trace_id,
+        sample.branch_index,
+        [a if trainable else None for a, trainable in zip(advantages, sample.mask, strict=True)],
+    )

@@ -1,0 +1,345 @@
+"""The orchestrator's loop: wait for a batch, pack, send, record, save, go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from prime_rl.api.algorithm import Algorithm
+from prime_rl.batches import BatchServer
+from prime_rl.configs.paths import StagePaths
+from prime_rl.configs.run import RLConfig
+from prime_rl.control.broadcasts import BroadcastReceiver
+from prime_rl.control.checkpoints import ComponentCheckpoint, is_due
+from prime_rl.errors import RunError
+from prime_rl.orchestrator import evaluate
+from prime_rl.orchestrator.dispatch import Dispatcher, GroupCancellation
+from prime_rl.orchestrator.episode import EpisodeResult
+from prime_rl.orchestrator.evaluate import EvalSink
+from prime_rl.orchestrator.group import ScoredGroup, score
+from prime_rl.orchestrator.metrics import batch_metrics, no_signal_reason, warn_of_no_signal
+from prime_rl.orchestrator.pack import pack
+from prime_rl.orchestrator.policy import Policy, Progress, gate_is_open
+from prime_rl.orchestrator.recorder import Recorder
+from prime_rl.orchestrator.runner import ServedEpisodeRunner
+from prime_rl.orchestrator.services import Services
+from prime_rl.orchestrator.sink import Batch, TrainSink
+from prime_rl.orchestrator.source import SourceShare, TrainSource
+from prime_rl.orchestrator.state import OrchestratorState, decode_leftover, encode_leftover
+from prime_rl.orchestrator.watcher import WeightWatcher
+from prime_rl.wire import BatchHeader, RankBatch
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 1.0
+"""Longest time between two looks at whether everything still runs."""
+
+
+class Orchestrator:
+    """One RL stage, from its start (or the step after a checkpoint) to its last version."""
+
+    def __init__(
+        self,
+        *,
+        stage: RLConfig,
+        paths: StagePaths,
+        services: Services,
+        batches: BatchServer,
+        recorder: Recorder,
+        algorithms: dict[str, Algorithm],
+        pauses_engines: bool,
+        resumed_after: int = 0,
+        state: OrchestratorState | None = None,
+    ) -> None:
+        config = stage.orchestrator
+        self._stage = stage
+        self._services = services
+        self._batches = batches
+        self._recorder = recorder
+        self._algorithms = algorithms
+        self._resumed_after = resumed_after
+        self._checkpoints = ComponentCheckpoint(paths)
+        self._changed = asyncio.Event()
+        self._warned_rounds = 0
+        self.progress = Progress(step=resumed_after + 1)
+        self.policy = Policy(resumed_after - 1, resumed_after - 1, services.model)
+        sizes = {source.label: source.group_size for source in config.train.source}
+        self.source = TrainSource(
+            [
+                SourceShare(s.label, len(services.sources["train", s.label].tasks), s.ratio)
+                for s in config.train.source
+            ],
+            stage.seed,
+        )
+        self.train_sink = TrainSink(
+            score=self._score,
+            close=self.source.close,
+            group_sizes=sizes,
+            progress=self.progress,
+            batch_size=config.batch_size,
+            constant=config.constant_batch_size,
+            max_off_policy_steps=config.max_off_policy_steps,
+            changed=self._changed.set,
+        )
+        self.eval_sink = make_eval_sink(services, recorder)
+        self.dispatcher = Dispatcher(
+            runner=ServedEpisodeRunner(
+                services.sources,
+                self.policy,
+                services.release_sessions,
+                stage.seq_len,
+                config.episode_timeout_s,
+            ),
+            sink=self,
+            policy=self.policy,
+            progress=self.progress,
+            draw=self.source.draw,
+            group_sizes=sizes,
+            max_inflight=config.concurrency.max_inflight,
+            target_lag=config.target_lag,
+            max_off_policy_steps=config.max_off_policy_steps,
+        )
+        self._watcher = WeightWatcher(
+            BroadcastReceiver(paths.broadcasts, stage.weight_broadcast_timeout_s),
+            services.engines,
+            self.policy,
+            pauses_engines=pauses_engines,
+            on_pending=self.dispatcher.cancel_stale,
+            on_published=lambda _: self._move(),
+            on_applied=self._version_applied,
+        )
+        if state is not None:
+            self._restore(state)
+
+    # What episodes become
+
+    def finished(self, result: EpisodeResult) -> None:
+        """See Sink.finished."""
+        self._recorder.episode(result, self._task_key(result))
+        if result.request.split == "eval":
+            self.eval_sink.finished(result)
+            self._changed.set()
+        else:
+            self.train_sink.finished(result)
+
+    def cancelled(self, cancellation: GroupCancellation) -> None:
+        """See Sink.cancelled."""
+        if cancellation.split == "eval":
+            self.eval_sink.cancelled(cancellation)
+            self._changed.set()
+        else:
+            self.train_sink.cancelled(cancellation)
+
+    def _task_key(self, result: EpisodeResult) -> str:
+        request = result.request
+        return self._services.sources[request.split, request.source].tasks[request.task_index].key
+
+    def _score(self, results: Sequence[EpisodeResult]) -> ScoredGroup:
+        algorithm = self._algorithms[results[0].request.source]
+        return score(algorithm, results, self._task_key(results[0]))
+
+    # The loop
+
+    async def run(self) -> None:
+        """Until the last version runs on the engines and is evaluated. Raises RunError."""
+        max_steps = self._stage.max_steps
+        await self._watcher.wait_for(self._resumed_after, self._stage.weight_broadcast_timeout_s)
+        log.info("engines run version %d", self.policy.version)
+        self._watching = asyncio.create_task(self._watcher.run())
+        reporting = asyncio.create_task(self._report())
+        try:
+            self.dispatcher.pump()
+            while self.progress.step <= max_steps:
+                await self._step()
+            self.dispatcher.stop_training("finished")
+            await self._wait(lambda: self.policy.version >= max_steps)
+            await self._wait(lambda: self.eval_sink.is_idle)
+        finally:
+            for task in (self._watching, reporting):
+                task.cancel()
+            await self.dispatcher.stop()
+            await asyncio.gather(self._watching, reporting, return_exceptions=True)
+
+    async def _step(self) -> None:
+        """Fill, ship and record the batch of one step."""
+        started = time.monotonic()
+        step = self.progress.step
+        await self._wait(lambda: self.train_sink.is_ready)
+        ready = time.monotonic()
+        await self._wait(lambda: self.train_sink.is_ready and self._gate_is_open())
+        opened = time.monotonic()
+        batch = self.train_sink.take()
+        warn_of_no_signal(step, batch.observed)
+        if not batch.episodes:
+            log.warning("step %d: none of the episodes carries a signal; nothing is sent", step)
+            return
+        state = self._snapshot(step)
+        grid = await asyncio.to_thread(self._pack, batch)
+        packed = time.monotonic()
+        await self._batches.send(step, grid)
+        self._count(batch)
+        self.progress.step += 1
+        self.train_sink.sweep()
+        self.dispatcher.pump()
+        saved_s = await self._save(step, state)
+        seconds = time.monotonic() - started
+        output_tokens = sum(episode.output_tokens for episode in batch.observed.episodes)
+        self._recorder.step(
+            step,
+            batch,
+            {
+                **batch_metrics(batch, step),
+                **self._standing(),
+                "time/step": seconds,
+                "time/wait_for_batch": ready - started,
+                "time/wait_for_policy": opened - ready,
+                "time/pack": packed - opened,
+                "time/save_ckpt": saved_s,
+                "perf/throughput": output_tokens / seconds,
+            },
+        )
+
+    def _pack(self, batch: Batch) -> list[RankBatch]:
+        step = self.progress.step
+        samples = [sample for episode in batch.episodes for sample in episode.samples]
+        ranks = self._stage.trainer.parallel.ranks
+        grid = pack(samples, self._stage.seq_len, ranks, self._services.cost)
+        header = BatchHeader(step, self.policy.published, step == self._stage.max_steps)
+        return [RankBatch(header, micro_batches) for micro_batches in grid]
+
+    def _count(self, batch: Batch) -> None:
+        samples = [sample for episode in batch.episodes for sample in episode.samples]
+        self.progress.total_episodes += len(batch.episodes)
+        self.progress.total_samples += len(samples)
+        self.progress.total_tokens += sum(sample.length for sample in samples)
+
+    def _standing(self) -> dict[str, float]:
+        """Where the run stands."""
+        updates, self._watcher.update_times_s[:] = sum(self._watcher.update_times_s), []
+        found: dict[str, float] = {
+            "progress/step": self.progress.step - 1,
+            "progress/total_tokens": self.progress.total_tokens,
+            "progress/total_samples": self.progress.total_samples,
+            "progress/total_episodes": self.progress.total_episodes,
+            "policy/version": self.policy.version,
+            "dispatcher/inflight": self.dispatcher.inflight,
+            "watcher/update_s": updates,
+        }
+        for name, ages in (
+            ("in_flight", self.dispatcher.inflight_staleness()),
+            ("in_queue", self.train_sink.queued_staleness()),
+        ):
+            if ages:
+                found[f"off_policy/{name}/mean"] = sum(ages) / len(ages)
+                found[f"off_policy/{name}/max"] = max(ages)
+        return found
+
+    def _gate_is_open(self) -> bool:
+        lag = self._stage.orchestrator.target_lag
+        return gate_is_open(self.progress.step, self.policy.published, lag)
+
+    async def _wait(self, holds: Callable[[], bool]) -> None:
+        """Until the condition holds. Raises what broke anywhere in the orchestrator."""
+        while True:
+            self._check()
+            if holds():
+                return
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), CHECK_S)
+
+    def _check(self) -> None:
+        if self.dispatcher.failure is not None:
+            raise self.dispatcher.failure
+        if self._watching.done():
+            self._watching.result()
+        self._services.check()
+        self._check_signal()
+
+    def _check_signal(self) -> None:
+        """A run that learns nothing ends with the reason instead of going round for ever."""
+        config = self._stage.orchestrator
+        idle = self.train_sink.without_signal
+        rounds = len(idle) // config.batch_size
+        if rounds > self._warned_rounds:
+            warn_of_no_signal(self.progress.step, self.train_sink.observed)
+        self._warned_rounds = rounds
+        if rounds >= config.max_empty_batches:
+            errors = list(self.train_sink.observed.errors)
+            raise RunError(no_signal_reason(rounds, idle, errors))
+
+    def _move(self) -> None:
+        self.dispatcher.pump()
+        self._changed.set()
+
+    def _version_applied(self, version: int) -> None:
+        config = self._stage.orchestrator.eval
+        if config is not None and evaluate.is_due(version, config, self._stage.max_steps):
+            done = self._recorder.evaluated(version)
+            groups = self.eval_sink.start(version, version, skip=done)
+            self.dispatcher.enqueue_eval(groups)
+        self._move()
+
+    # Checkpoints
+
+    def _snapshot(self, step: int) -> OrchestratorState | None:
+        """The state as of "batch `step` has shipped"; None when it is not to be saved."""
+        if not is_due(step, self._stage.ckpt, self._stage.max_steps, self._resumed_after):
+            return None
+        return OrchestratorState(
+            step=step,
+            source=self.source.state_dict(),
+            algorithms={name: each.state_dict() for name, each in self._algorithms.items()},
+            counters={},
+            leftover=encode_leftover(self.train_sink.partly_shipped()),
+        )
+
+    async def _save(self, step: int, state: OrchestratorState | None) -> float:
+        """Seconds it took."""
+        if state is None:
+            return 0.0
+        started = time.monotonic()
+        state.counters.update(
+            total_tokens=self.progress.total_tokens,
+            total_samples=self.progress.total_samples,
+            total_episodes=self.progress.total_episodes,
+        )
+        await asyncio.to_thread(self._checkpoints.commit, step, "orchestrator", state.write)
+        return time.monotonic() - started
+
+    def _restore(self, state: OrchestratorState) -> None:
+        groups = decode_leftover(state.leftover)
+        self.source.load_state_dict(state.source, kept={group.group_id for group in groups})
+        for group in groups:
+            self.train_sink.restore(group)
+        for name, algorithm in self._algorithms.items():
+            algorithm.load_state_dict(state.algorithms.get(name, {}))
+        for name, value in state.counters.items():
+            setattr(self.progress, name, value)
+
+    async def _report(self) -> None:
+        """A progress line every interval."""
+        while True:
+            await asyncio.sleep(self._stage.log.interval_s)
+            log.info(
+                "filling step %d/%d: %d of %d episodes, %d in flight, version %d",
+                self.progress.step,
+                self._stage.max_steps,
+                self.train_sink.available,
+                self._stage.orchestrator.batch_size,
+                self.dispatcher.inflight,
+                self.policy.version,
+            )
+
+
+def make_eval_sink(services: Services, recorder: Recorder) -> EvalSink:
+    """Over every evaluation source of the stage."""
+    sources = {label: s for (split, label), s in services.sources.items() if split == "eval"}
+    return EvalSink(
+        {label: len(source.tasks) for label, source in sources.items()},
+        {label: source.config.group_size for label, source in sources.items()},
+        recorder.evaluation,
+    )

@@ -1,0 +1,172 @@
+"""An env server's episode record -> what the orchestrator needs of it, and what is stored of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prime_rl.orchestrator.episode import AgentTrace, EpisodeRequest, EpisodeResult
+from prime_rl.orchestrator.samples import samples_of_trace
+from prime_rl.wire import EpisodeOutcome
+
+TRUNCATING = frozenset(
+    ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
+)
+"""Stop conditions that mean: a limit ended the trace, not the agent."""
+
+TOKEN_DECIMALS = 4
+"""Digits of stored log-probabilities. Training uses the wire's own, never these."""
+
+
+def read_episode(
+    record: Mapping[str, Any],
+    request: EpisodeRequest,
+    *,
+    temperature: float,
+    seq_len: int,
+    end_version: int,
+    duration_s: float,
+) -> EpisodeResult:
+    """Raises ValueError when the streams of a trace do not fit together."""
+    traces = [_agent_trace(trace, request, temperature, seq_len) for trace in record["traces"]]
+    trainable = [
+        raw for raw, trace in zip(record["traces"], traces, strict=True) if trace.trainable
+    ]
+    outcome = _outcome(record, trainable)
+    error = _last_error(record)
+    if outcome in ("completed", "truncated") and not any(_sampled_tokens(t) for t in trainable):
+        outcome, error = "error", "EmptyEpisode: the episode ended without a sampled token"
+    rewards = [trace.reward for trace in traces if trace.trainable]
+    return EpisodeResult(
+        request=request,
+        id=record["id"],
+        outcome=outcome,
+        reward=sum(rewards) / len(rewards) if rewards else 0.0,
+        traces=traces,
+        error=error,
+        metrics=_mean_metrics(trainable),
+        input_tokens=_usage(trainable, "prompt_tokens"),
+        output_tokens=sum(_sampled_tokens(trace) for trace in trainable),
+        turns=sum(sum(node["sampled"] for node in trace["nodes"]) for trace in trainable),
+        duration_s=duration_s,
+        end_version=end_version,
+        record=dict(record),
+    )
+
+
+def _agent_trace(
+    trace: Mapping[str, Any], request: EpisodeRequest, temperature: float, seq_len: int
+) -> AgentTrace:
+    agent = trace["agent"]
+    trainable = bool(agent.get("trainable", True))
+    samples = []
+    if trainable and request.split == "train" and trace["ok"]:
+        samples = samples_of_trace(
+            trace["id"], trace["nodes"], request.source, temperature, seq_len
+        )
+    return AgentTrace(
+        id=trace["id"],
+        agent=agent.get("name", "agent"),
+        trainable=trainable,
+        reward=reward_of(trace),
+        samples=samples,
+        forks=max(0, len(samples) - 1),
+    )
+
+
+def reward_of(trace: Mapping[str, Any]) -> float:
+    """Sum of score times weight."""
+    rewards = trace["rewards"].values()
+    return float(sum(r["score"] * r.get("weight", 1.0) for r in rewards if r is not None))
+
+
+def _outcome(record: Mapping[str, Any], traces: Iterable[Mapping[str, Any]]) -> EpisodeOutcome:
+    traces = list(traces)
+    if record.get("is_timeout") or any(trace.get("is_timeout") for trace in traces):
+        return "timeout"
+    if not record.get("ok") or not all(trace["ok"] for trace in traces):
+        return "error"
+    return "truncated" if any(map(is_truncated, traces)) else "completed"
+
+
+def is_truncated(trace: Mapping[str, Any]) -> bool:
+    """A limit of turns, tokens or completion length ended it."""
+    if trace.get("stop_condition") in TRUNCATING:
+        return True
+    calls = [call for call in trace["calls"] if call.get("error") is None]
+    return bool(calls) and calls[-1].get("finish_reason") == "length"
+
+
+def _last_error(record: Mapping[str, Any]) -> str:
+    errors = [*record.get("errors", ())]
+    for trace in record["traces"]:
+        errors += trace.get("errors", ())
+    return f"{errors[-1]['type']}: {errors[-1]['message']}" if errors else ""
+
+
+def _sampled_tokens(trace: Mapping[str, Any]) -> int:
+    return sum(sum(node["mask"]) for node in trace["nodes"] if node["sampled"])
+
+
+def _usage(traces: Iterable[Mapping[str, Any]], name: str) -> int:
+    """Sum over traces of the last call's count: the longest prompt of each."""
+    total = 0
+    for trace in traces:
+        usages = [call["usage"] for call in trace["calls"] if call.get("usage")]
+        total += usages[-1].get(name, 0) if usages else 0
+    return total
+
+
+def _mean_metrics(traces: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for trace in traces:
+        for name, value in trace["metrics"].items():
+            if value is not None:
+                values.setdefault(name, []).append(float(value))
+        for name, reward in trace["rewards"].items():
+            if reward is not None:
+                values.setdefault(name, []).append(float(reward["score"]))
+    return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+def stored_record(result: EpisodeResult, task_key: str) -> dict[str, Any]:
+    """What the trace stream keeps of an episode: messages, tokens, rewards, provenance."""
+    request = result.request
+    return {
+        "id": result.id,
+        "split": request.split,
+        "source": request.source,
+        "step": request.step,
+        "group": request.group_id,
+        "member": request.member,
+        "task_key": task_key,
+        "policy": {"start": request.version, "end": result.end_version},
+        "outcome": result.outcome,
+        "error": result.error,
+        "reward": result.reward,
+        "duration_s": round(result.duration_s, 3),
+        "traces": [_stored_trace(trace) for trace in result.record.get("traces", ())],
+    }
+
+
+def _stored_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": trace["id"],
+        "agent": trace["agent"].get("name", "agent"),
+        "rewards": trace["rewards"],
+        "metrics": trace["metrics"],
+        "info": trace["info"],
+        "stop_condition": trace.get("stop_condition"),
+        "errors": trace.get("errors", ()),
+        "nodes": [
+            {
+                "parent": node["parent"],
+                "sampled": node["sampled"],
+                "message": node["message"],
+                "token_ids": node["token_ids"],
+                "mask": [int(flag) for flag in node["mask"]],
+                "logprobs": [round(value, TOKEN_DECIMALS) for value in node["logprobs"]],
+            }
+            for node in trace["nodes"]
+        ],
+    }

@@ -1,0 +1,89 @@
+"""Runs one episode on its env server: time limit, outcomes, session release."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prime_rl.configs.orchestrator import SourceConfig
+from prime_rl.orchestrator.env_client import Environment, EpisodeRefused
+from prime_rl.orchestrator.episode import EpisodeRequest, EpisodeResult, Split, failed_result
+from prime_rl.orchestrator.policy import Policy
+from prime_rl.orchestrator.records import read_episode
+from prime_rl.orchestrator.sampling import sampling_settings
+from prime_rl.orchestrator.tasks import TaskRow
+
+log = logging.getLogger(__name__)
+
+FAILED_EPISODE_S = 1.0
+"""Least seconds that a failed episode takes."""
+
+
+@dataclass(frozen=True)
+class LoadedSource:
+    """A source with its tasks and the environment that runs them."""
+
+    config: SourceConfig
+    tasks: Sequence[TaskRow]
+    environment: Environment
+
+
+class ServedEpisodeRunner:
+    """The EpisodeRunner of a run. Sessions at the router are released however an episode ends."""
+
+    def __init__(
+        self,
+        sources: Mapping[tuple[Split, str], LoadedSource],
+        policy: Policy,
+        release_sessions: Callable[[Sequence[str]], None],
+        seq_len: int,
+        timeout_s: float,
+    ) -> None:
+        self._sources = sources
+        self._policy = policy
+        self._release_sessions = release_sessions
+        self._seq_len = seq_len
+        self._timeout_s = timeout_s
+
+    async def run(self, request: EpisodeRequest) -> EpisodeResult:
+        """See EpisodeRunner.run. A failed episode keeps its place for a moment, so that an engine
+        that refuses everything is not asked without pause."""
+        result = await self._run(request)
+        if result.outcome == "error":
+            await asyncio.sleep(max(0.0, FAILED_EPISODE_S - result.duration_s))
+        return result
+
+    async def _run(self, request: EpisodeRequest) -> EpisodeResult:
+        source = self._sources[request.split, request.source]
+        started = time.monotonic()
+        call = source.environment.start(
+            source.tasks[request.task_index].data,
+            self._policy.model,
+            sampling_settings(source.config.sampling, request, source.config.group_size),
+        )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                record = await call.result()
+        except TimeoutError:
+            error = f"EpisodeTimeout: not over after {self._timeout_s:g} s"
+            return failed_result(request, "timeout", error, time.monotonic() - started)
+        except EpisodeRefused as error:
+            text = f"EpisodeRefused: {error}"
+            return failed_result(request, "error", text, time.monotonic() - started)
+        finally:
+            self._release_sessions(call.trace_ids)
+        try:
+            return read_episode(
+                record,
+                request,
+                temperature=source.config.sampling.temperature,
+                seq_len=self._seq_len,
+                end_version=self._policy.version,
+                duration_s=time.monotonic() - started,
+            )
+        except ValueError as error:
+            log.warning("episode %s of %s: %s", record["id"], request.source, error)
+            return failed_result(request, "error", f"DamagedEpisode: {error}")

@@ -1,0 +1,95 @@
+"""The order in which tasks are drawn: by seed alone, so that a resumed run goes on where it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prime_rl.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class SourceShare:
+    """What drawing needs to know of a source."""
+
+    label: str
+    tasks: int
+    """Number of tasks; drawn in order, over and over."""
+    ratio: float
+    """Weight against the other sources."""
+
+
+@dataclass(frozen=True, order=True)
+class Draw:
+    """A task to run a group of."""
+
+    number: int
+    """Place in the order, from 0; the group's id."""
+    source: str
+    task_index: int
+
+
+class TrainSource:
+    """Draws tasks. Draw k's source depends on (seed, k) only, its task on how often the source came.
+
+    A draw is open until it is closed: trained on, or dropped for good. A checkpoint holds the
+    counters and the open draws; after a resume the open ones come first, in their old order, so
+    that nothing is skipped and nothing comes twice.
+    """
+
+    def __init__(self, shares: Sequence[SourceShare], seed: int) -> None:
+        self._shares = {share.label: share for share in shares}
+        self._seed = seed
+        self._drawn = 0
+        self._counts = dict.fromkeys(self._shares, 0)
+        self._open: dict[int, Draw] = {}
+        self._again: list[Draw] = []
+
+    def draw(self) -> Draw:
+        """The next task."""
+        if self._again:
+            return self._again.pop(0)
+        labels = list(self._shares)
+        weights = [self._shares[label].ratio for label in labels]
+        chooser = random.Random(f"{self._seed}/{self._drawn}")
+        label = chooser.choices(labels, weights)[0]
+        task_index = self._counts[label] % self._shares[label].tasks
+        draw = Draw(self._drawn, label, task_index)
+        self._counts[label] += 1
+        self._drawn += 1
+        self._open[draw.number] = draw
+        return draw
+
+    def close(self, number: int) -> None:
+        """The draw is done with. Unknown numbers are refused: a draw closes once."""
+        del self._open[number]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "drawn": self._drawn,
+            "counts": dict(self._counts),
+            "open": [[d.number, d.source, d.task_index] for d in sorted(self._open.values())],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], kept: Collection[int] = ()) -> None:
+        """Go on from a checkpoint. Open draws come again but for those in `kept`: their episodes
+        are at hand. Raises CheckpointError when the sources are not those of the checkpoint."""
+        if set(state["counts"]) != set(self._shares):
+            raise CheckpointError(
+                f"the checkpoint was made with the sources {sorted(state['counts'])}, this run has "
+                f"{sorted(self._shares)}; use the same, or resume.skip_dataloader = true"
+            )
+        for number, label, task_index in state["open"]:
+            if task_index >= self._shares[label].tasks:
+                raise CheckpointError(
+                    f"source {label!r} has {self._shares[label].tasks} tasks, the checkpoint "
+                    f"(draw {number}) needs task {task_index}; the task set has changed"
+                )
+        self._drawn = state["drawn"]
+        self._counts = dict(state["counts"])
+        draws = [Draw(*entry) for entry in state["open"]]
+        self._open = {draw.number: draw for draw in draws}
+        self._again = [draw for draw in draws if draw.number not in set(kept)]
