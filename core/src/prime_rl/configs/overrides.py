@@ -133,6 +133,8 @@ class _Builder:
         key = self._key(kind, raw, parts[0])
         child = child_type(kind, raw, key, self._plugin_class)
         rest = parts[1:]
+        if key == "type" and kind.is_section:
+            child = FieldType(scalars=frozenset({str}))  # it may name another variant
         if child is None and (switch := self._switched_off(kind, raw, parts, done)) is not None:
             return switch
         if kind.item is not None and child is not None:

@@ -18,7 +18,7 @@ from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
 from prime_rl.errors import ConfigError
 from prime_rl.plugins import Registry
 
-Device = Literal["cpu", "cuda"]
+Device = Literal["cpu", "cuda", "auto"]
 
 LARGEST_REPLAYED_TOP_K = 512
 """Kept token sets are sent per token; more candidates than this would drown the batch."""
@@ -61,7 +61,8 @@ class Part:
 def check(run: RunConfig, stage_index: int, registry: Registry, device: Device) -> None:
     """Refuse a stage whose choices conflict, with every reason.
 
-    `device` is what `auto` means on this machine. Raises ConfigError, or PluginError when a chosen
+    `device` is what `auto` means on this machine; "auto" when that is not known yet: then the
+    devices and dtypes that depend on it are not checked. Raises ConfigError, or PluginError when a chosen
     plugin cannot be loaded.
     """
     stage: SFTConfig | RLConfig = run.stages[stage_index]
@@ -150,8 +151,8 @@ def _devices(stage: SFTConfig | RLConfig, parts: list[Part], device: Device) -> 
     if isinstance(stage, RLConfig) or stage.eval is not None:
         places.append(("inference.device", engine, _ENGINE_KINDS))
     for field, wanted, kinds in places:
-        if wanted == "cuda" and device == "cpu":
-            yield f"{field} is 'cuda', but this machine has no usable accelerator; set it to 'cpu'."
+        if wanted == "auto":
+            continue
         for part in parts:
             declared = part.has("devices")
             if part.kind in kinds and declared is not None and wanted not in declared:
@@ -163,6 +164,8 @@ def _dtypes(stage: SFTConfig | RLConfig, parts: list[Part], device: Device) -> I
     dtype = stage.model.compute_dtype
     if dtype == "auto":
         trainer = device if stage.trainer.device == "auto" else stage.trainer.device
+        if trainer == "auto":
+            return
         dtype = "float32" if trainer == "cpu" else "bfloat16"
     for part in parts:
         declared = part.has("dtypes")
