@@ -26,7 +26,8 @@ def run_trainer(run: RunConfig, stage: int) -> None:
         config.trainer.device, parallel.timeout_s, control_timeout_s, parallel.ranks
     )
     try:
-        registry = scan()
+        switches = config.plugins  # a listener that the run denies must not be imported here
+        registry = scan().with_switches(allow=switches.allow, deny=switches.deny)
         registry.verify_table(run.plugin_versions)
         hooks = load_hooks(registry)
         from prime_rl.trainer.rl import RLTraining
