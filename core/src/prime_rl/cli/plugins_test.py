@@ -7,14 +7,17 @@ import importlib.util
 import subprocess
 import sys
 import tempfile
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from prime_rl.cli.plugins_show import named
 from prime_rl.errors import PluginError
 from prime_rl.plugins import KINDS, PluginRecord, scan
+from prime_rl.plugins.recipes import find_recipes
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -26,7 +29,11 @@ from {module} import {kit}
 
 class TestPlugin({kit}):
     plugin_name = "{name}"
+    {settings}
 '''
+
+VOCABULARY = 64
+"""Of the models that are tried, where the recipe leaves it to the tokenizer."""
 
 
 @app.command()
@@ -52,7 +59,11 @@ def run_kit(record: PluginRecord) -> int:
     module, kit = kit_of(record.kind)
     with tempfile.TemporaryDirectory(prefix="prime-plugin-test-") as folder:
         path = Path(folder) / f"test_{record.name.replace('.', '_')}.py"
-        path.write_text(TEST_FILE.format(module=module, kit=kit, name=record.name_in_config))
+        path.write_text(
+            TEST_FILE.format(
+                module=module, kit=kit, name=record.name_in_config, settings=kit_settings(record)
+            )
+        )
         options = [
             "-q",
             "-p",
@@ -63,6 +74,36 @@ def run_kit(record: PluginRecord) -> int:
             _empty_settings(folder),
         ]
         return subprocess.run([sys.executable, "-m", "pytest", *options, str(path)]).returncode
+
+
+def kit_settings(record: PluginRecord) -> str:
+    """What the kit must be told beside the name: for a model, tiny architectures.
+
+    They are those of the plugin's own recipes that make a fresh model of its type.
+    """
+    if record.kind != "model":
+        return ""
+    configs: list[dict[str, Any]] = []
+    for path in find_recipes(record).values():
+        for architecture in _fresh_architectures(tomllib.loads(path.read_text())):
+            config = {"vocab_size": VOCABULARY, **architecture}
+            if config.get("model_type") == record.name and config not in configs:
+                configs.append(config)
+    if not configs:
+        raise PluginError(
+            f"{record.describe()} ships no recipe with [model.fresh.architecture] and model_type "
+            f"{record.name!r}; the kit needs a small architecture to build"
+        )
+    return f"configs = {tuple(configs)!r}"
+
+
+def _fresh_architectures(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every `model.fresh.architecture` of a recipe, also inside its stages."""
+    fresh = table.get("model", {}).get("fresh", {})
+    if "architecture" in fresh:
+        yield fresh["architecture"]
+    for stage in table.get("stages", []):
+        yield from _fresh_architectures(stage)
 
 
 def _empty_settings(folder: str) -> str:

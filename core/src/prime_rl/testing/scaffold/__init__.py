@@ -24,8 +24,28 @@ DEPENDENCIES = {
 }
 """What a kind's template imports beside prime-rl and torch."""
 
-MORE_FILES = {"model": {"module.py": "model_module.py.txt"}}
+MORE_FILES = {
+    "model": {
+        "module.py": "model_module.py.txt",
+        "recipes/debug.toml": "model_debug.toml.txt",
+    }
+}
 """Kind -> further file of the package -> its template."""
+
+KIT_SETTINGS = {
+    "model": """
+    configs = (
+        {
+            "model_type": "$name",
+            "vocab_size": 48,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+    )"""
+}
+"""What a kind's kit must be told; lines of the class in tests/test_conformance.py."""
 
 
 def scaffolded_kinds() -> list[str]:
@@ -68,6 +88,7 @@ def placeholders(kind: str, name: str) -> dict[str, str]:
     major, minor = __version__.split(".")[:2]
     contract = KINDS[kind].contract.rpartition(":")[2]
     extra = "".join(f', "{line}"' for line in DEPENDENCIES.get(kind, ()))
+    kit_settings = Template(KIT_SETTINGS.get(kind, "")).substitute(name=name)
     return {
         "kind": kind,
         "name": name,
@@ -80,6 +101,7 @@ def placeholders(kind: str, name: str) -> dict[str, str]:
         "config_field": KINDS[kind].config_field,
         "requires_core": f"prime-rl>={major}.{minor},<{int(major) + 1}",
         "extra_dependencies": extra,
+        "kit_settings": kit_settings,
     }
 
 
