@@ -69,7 +69,7 @@ def load_weights(
         if local.numel() == 0:
             continue
         for piece in form.pieces(tuple(tensors[name].shape), region, local):
-            _copy(piece, source)
+            copy_piece(piece, source)
 
 
 @torch.no_grad()
@@ -136,7 +136,7 @@ class _StreamLoad:
                 continue
             for piece in left.pop(leaf.name):
                 _check_piece(piece, source, claim.entry.runtime)
-                _copy(piece, source)
+                copy_piece(piece, source)
 
     def _open(self, claim: Claim, name: str) -> dict[str, list[Piece]]:
         """What the runtime tensor still waits for."""
@@ -198,7 +198,7 @@ def kept_tensors(layout: WeightLayout, source: TensorFiles) -> Iterator[NamedTen
             yield NamedTensor(name, source.read(name, whole(source.info(name).shape)))
 
 
-def _copy(piece: Piece, source: WeightSource) -> None:
+def copy_piece(piece: Piece, source: WeightSource) -> None:
     """Read one piece and convert it into its view."""
     assert piece.view is not None
     if 0 in extents(piece.region):
