@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import verifiers.v1 as vf
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from prime_rl_environment_reverse_text.rows import PROMPT
+from prime_rl_environment_reverse_text.rows import PROMPT, check_prompt, question
 from prime_rl_environment_reverse_text.scoring import character_accuracy
 from prime_rl_environment_reverse_text.words import Split, random_words
 
@@ -44,7 +45,7 @@ class ReverseTextConfig(vf.TasksetConfig):
     """Shortest word, in letters."""
     max_length: int = Field(default=10, ge=1)
     """Longest word, in letters."""
-    prompt: str = PROMPT
+    prompt: Annotated[str, AfterValidator(check_prompt)] = PROMPT
     """The user message; `{word}` stands for the word."""
 
 
@@ -62,6 +63,6 @@ class ReverseTextTaskset(vf.Taskset[ReverseTextTask, ReverseTextConfig]):
         )
         for word in words:
             data = ReverseTextData(
-                name=word, prompt=config.prompt.format(word=word), answer=word[::-1]
+                name=word, prompt=question(config.prompt, word), answer=word[::-1]
             )
             yield ReverseTextTask(data, config.task)

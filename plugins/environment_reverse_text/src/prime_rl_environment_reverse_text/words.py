@@ -25,18 +25,22 @@ def random_words(
     """Yield `count` distinct words of one split; lengths are uniform, then letters are uniform.
 
     The same arguments give the same words in the same order; a larger `count` continues the list.
-    Raises ValueError when the lengths are out of order or too short to hold that many words.
+    Short lengths run out first when many words are asked for. Raises ValueError when the lengths
+    are out of order or hold fewer than twice that many words of the split.
     """
     if not 1 <= min_length <= max_length:
         raise ValueError(
             f"word lengths must satisfy 1 <= min_length <= max_length; "
             f"got min_length={min_length}, max_length={max_length}"
         )
-    shortest = len(string.ascii_lowercase) ** min_length
-    if count > shortest // (2 * HELD_OUT_SHARE):
+    shares = {"held_out": 1, "train": HELD_OUT_SHARE - 1}
+    letters = len(string.ascii_lowercase)
+    existing = sum(letters**length for length in range(min_length, max_length + 1))
+    most = existing * shares[split] // (2 * HELD_OUT_SHARE)
+    if count > most:
         raise ValueError(
-            f"{count} distinct words of at least {min_length} letters were asked for; at most "
-            f"{shortest // (2 * HELD_OUT_SHARE)} are drawn; raise min_length or ask for fewer"
+            f"{count} distinct words of {min_length} to {max_length} letters were asked for; "
+            f"at most {most} are drawn from split {split!r}; raise max_length or ask for fewer"
         )
     source = random.Random(f"reverse-text/{seed}")
     seen: set[str] = set()
