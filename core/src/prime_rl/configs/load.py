@@ -81,6 +81,10 @@ def _load(
     lookup = Lookup(registry)
     chosen = [_as_override(registry, registry.choose(name)) for name in line.plugins]
     problems = apply_overrides(draft, [*chosen, *line.overrides], lookup.quiet)
+    written = draft.run.get("plugin_versions")
+    if written is not None:
+        text = "unknown key: it is written when a recipe is resolved"
+        problems.append(Problem(written.origin, "plugin_versions", text))
     run = validate(draft.root(), lookup, problems)
     run = make_whole(run, registry, lookup, draft.root())
     run = resolve(run).model_copy(update={"plugin_versions": registry.table()})
@@ -134,9 +138,9 @@ def _registry_for(draft: Draft, line: CommandLine, registry: PluginRegistry) -> 
     """Read `[plugins]` before any plugin is imported; `--no-plugin` is kept in `deny`."""
     switches = [one for one in line.overrides if "plugins" in one.parts[:3]]
     apply_overrides(draft, switches, lambda kind, name: None)
-    denied = under_switches(draft.root().plain(), registry)
+    registry = under_switches(draft.root().plain(), registry, line.no_plugins)
     if not line.no_plugins:
-        return denied
+        return registry
     origin = Origin(COMMAND_LINE, None, ("no-plugin",))
     for index, stage in enumerate(draft.stages):
         section = stage.get("plugins") if stage.is_table else None
@@ -146,7 +150,7 @@ def _registry_for(draft: Draft, line: CommandLine, registry: PluginRegistry) -> 
             old = listed.value if listed is not None and listed.is_list else []
             names = Node([*old, *(Node(name, origin) for name in line.no_plugins)], origin)
             draft.stages[index] = stage.with_key("plugins", section.with_key("deny", names))
-    return under_switches(draft.root().plain(), registry)
+    return registry
 
 
 def _as_override(registry: PluginRegistry, record: PluginRecord) -> Override:

@@ -58,7 +58,13 @@ class SourceConfig(BaseConfig):
     @property
     def label(self) -> str:
         """The source's name, or its task set's id."""
-        return self.name or str(self.env.get("taskset", {}).get("id", "source"))
+        return self.name or self.task_set or "source"
+
+    @property
+    def task_set(self) -> str:
+        """Id of the task set; "" when `env` does not name one."""
+        found = _tag(self.env, "taskset", "id")
+        return found if isinstance(found, str) else ""
 
 
 class TrainSourceConfig(SourceConfig):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -44,8 +45,10 @@ def load_resolved(path: Path, registry: PluginRegistry) -> RunConfig:
         raise error_from(problems_of(error, root, lookup.quiet)) from error
 
 
-def under_switches(document: object, registry: PluginRegistry) -> PluginRegistry:
-    """The registry under the `[plugins]` of a run's stages (plain values)."""
+def under_switches(
+    document: object, registry: PluginRegistry, no_plugins: Sequence[str] = ()
+) -> PluginRegistry:
+    """The registry under the `[plugins]` of a run's stages (plain values) and `--no-plugin`."""
     allow: list[str] | None = None
     lists: dict[str, list[str]] = {"deny": [], "required": []}
     stages = document.get("stages") if isinstance(document, dict) else None
@@ -57,12 +60,13 @@ def under_switches(document: object, registry: PluginRegistry) -> PluginRegistry
             allow = [*(allow or []), *_names(switches["allow"])]
         for key, names in lists.items():
             names += _names(switches.get(key))
-    if allow is None and not any(lists.values()):
+    if allow is None and not any(lists.values()) and not no_plugins:
         return registry
     return registry.with_switches(
         allow=None if allow is None else tuple(dict.fromkeys(allow)),
         deny=tuple(dict.fromkeys(lists["deny"])),
         required=tuple(dict.fromkeys(lists["required"])),
+        no_plugin=tuple(no_plugins),
     )
 
 

@@ -103,7 +103,7 @@ def _sources(index: int, stage: SFTConfig | RLConfig) -> Iterator[Finding]:
         labels = [source.label for source in sources]
         for number, source in enumerate(sources):
             here = (*place, "source", number)
-            if not _task_set(source):
+            if not source.task_set:
                 yield (*here, "env"), "expected `taskset = {id = ...}`, the task set to load"
             elif not all(_NAME.fullmatch(part) for part in source.label.split("/")):
                 yield here, f"name {source.label!r}: expected {_NAME_RULE}; set `name`"
@@ -111,12 +111,6 @@ def _sources(index: int, stage: SFTConfig | RLConfig) -> Iterator[Finding]:
                 yield here, f"name {source.label!r} is reserved; choose another `name`"
             elif source.label in labels[:number]:
                 yield here, f"two sources are called {source.label!r}; set a unique `name`"
-
-
-def _task_set(source: SourceConfig) -> str:
-    task_set = source.env.get("taskset")
-    found = task_set.get("id") if isinstance(task_set, dict) else None
-    return found if isinstance(found, str) else ""
 
 
 def _model_place(run: RunConfig, index: int) -> Path:
