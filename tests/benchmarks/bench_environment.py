@@ -1,6 +1,6 @@
 """Episodes per second through one env server process, against an engine that answers at once.
 
-python tests/benchmarks/environment_episodes.py --episodes 1000 --concurrency 64
+python tests/benchmarks/bench_environment.py --episodes 1000 --concurrency 64
 """
 
 from __future__ import annotations
