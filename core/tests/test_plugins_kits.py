@@ -284,7 +284,7 @@ class DropsFailedEpisodes(GoodAlgorithm):
 class DividesByDeviation(GoodAlgorithm):
     def score_group(self, group):
         rewards = torch.tensor([episode.reward for episode in group.episodes])
-        scores = (rewards - rewards.mean()) / rewards.std()
+        scores = (rewards - rewards.mean()) / rewards.std(correction=0)
         return [
             [self.credit(branch, float(score)) for branch in episode.branches]
             for episode, score in zip(group.episodes, scores, strict=True)

@@ -6,6 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from prime_rl import __version__
 from prime_rl.api import Loss
 from prime_rl.configs.base import BaseConfig, ValidationContext, defaults, plugin_section
 from prime_rl.errors import PluginError
@@ -298,3 +299,36 @@ def test_open_section_takes_every_spelling_and_keeps_every_field(install, tmp_pa
         validate({"loss": {"type": "load_sect", "strenght": 3.0}})
     with pytest.raises(PluginError, match="Did you mean 'load_sect'"):
         validate({"loss": {"type": "load_sekt"}})
+
+
+def test_incompatible_or_unreadable_plugin_is_refused_without_an_import(tmp_path, monkeypatch):
+    entries = {LOSSES: {"load_future": "module_future:Plugin"}}
+    modules = {"module_future": "raise SystemExit('imported')"}
+    write_distribution(
+        tmp_path, "future", entry_points=entries, modules=modules, requires=["prime-rl>=99"]
+    )
+    damaged = f"[{LOSSES}]\nload_damaged = module_future:Plugin\nno equals sign\n".encode()
+    write_distribution(tmp_path, "damaged", entry_points_bytes=damaged)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = scan(Switches())
+    with pytest.raises(PluginError) as caught:
+        registry.load("loss", "load_future")
+    text = str(caught.value)
+    assert "loss load_future (future 1.0) is incompatible" in text
+    assert f"needs prime-rl>=99, this is prime-rl {__version__}" in text
+    assert "pip install -U future" in text
+    with pytest.raises(PluginError, match="load_damaged .* is unreadable: entry_points.txt line 3"):
+        registry.load("loss", "load_damaged")
+    assert "module_future" not in sys.modules
+
+
+def test_first_of_two_copies_is_the_one_that_loads(tmp_path, monkeypatch):
+    """BL-107: metadata and module come from the same place."""
+    for folder, version in (("a", "1.0"), ("b", "2.0")):
+        write_loss(tmp_path / folder, "load_copy", version=version)
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    registry = scan(Switches())
+    plugin = registry.load("loss", "load_copy")
+    assert registry.find("loss", "load_copy").version == "2.0"
+    assert sys.modules[plugin.__module__].__file__.startswith(str(tmp_path / "b"))
+    del sys.modules[plugin.__module__]

@@ -58,12 +58,13 @@ def config_class_as(plugin: type, record: PluginRecord, asked: str) -> type[Plug
     name = record.qualified_name if ":" in asked else record.name
     if _pinned_names(config) == (name,) and config.model_fields["type"].default == name:
         return config
+    pinned: Any = Literal[name]  # type: ignore[valid-type]
     derived: type[PluginConfig] = create_model(
         config.__name__,
         __base__=config,
         __module__=config.__module__,
         __doc__=config.__doc__,
-        type=(Literal[name], name),  # type: ignore[valid-type]
+        type=(pinned, name),
     )
     return derived
 
