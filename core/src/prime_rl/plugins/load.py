@@ -58,7 +58,7 @@ def config_class_as(plugin: type, record: PluginRecord, asked: str) -> type[Plug
     name = record.qualified_name if ":" in asked else record.name
     if _pinned_names(config) == (name,) and config.model_fields["type"].default == name:
         return config
-    pinned: Any = Literal[name]  # type: ignore[valid-type]
+    pinned: Any = Literal[name]
     derived: type[PluginConfig] = create_model(
         config.__name__,
         __base__=config,
