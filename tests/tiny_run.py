@@ -15,6 +15,9 @@ output_dir = "{output}"
 [run]
 name = "tiny"
 
+[tokenizer]
+renderer = "chatml"
+
 [log]
 interval_s = 0.5
 
