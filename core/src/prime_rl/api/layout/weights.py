@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from prime_rl.api.layout.expressions import Expression
+from prime_rl.api.layout.expressions import Cat, Expression, Part, Permute, Squeeze, Stack
 from prime_rl.api.layout.leaf import Leaf, Piece, Shape, whole
 from prime_rl.api.transport import NamedTensor
 from prime_rl.errors import WeightError
@@ -232,20 +232,37 @@ class WeightLayout:
 
 def _claims(entries: Iterable[Entry]) -> dict[str, tuple[Claim, ...]]:
     claims: dict[str, tuple[Claim, ...]] = {}
+    sliced: set[str] = set()
     for entry in entries:
         for index, form in enumerate(entry.forms()):
-            for leaf in form.leaves():
+            for leaf, is_slice in _leaves(form, False):
                 scales = leaf.scale.names if leaf.scale is not None else ()
                 for name in (*leaf.names, *scales):
-                    claim = Claim(entry, index, leaf, name in scales)
                     before = claims.get(name, ())
-                    if any(other.leaf != leaf or other.entry is entry for other in before):
+                    is_shared = is_slice and name in sliced
+                    if before and (not is_shared or before[-1].entry is entry):
                         raise WeightError(
                             f"the layout claims {name} twice: for {before[0].entry.runtime} "
                             f"and for {entry.runtime}"
                         )
-                    claims[name] = (*before, claim)
+                    if is_slice:
+                        sliced.add(name)
+                    claims[name] = (*before, Claim(entry, index, leaf, name in scales))
     return claims
+
+
+def _leaves(form: Expression, is_slice: bool) -> Iterator[tuple[Leaf, bool]]:
+    """The leaves, and whether the form holds only a slice of each."""
+    match form:
+        case Leaf():
+            yield form, is_slice
+        case Part(part):
+            yield from _leaves(part, True)
+        case Permute(part) | Squeeze(part):
+            yield from _leaves(part, is_slice)
+        case Cat(parts) | Stack(parts):
+            for part in parts:
+                yield from _leaves(part, is_slice)
 
 
 def _found(leaf: Leaf, present: Collection[str]) -> str | None:
