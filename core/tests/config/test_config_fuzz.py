@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import tomllib
 
@@ -66,7 +67,7 @@ def mutated_tree(generator: random.Random, text: str) -> str:
             if not inner:
                 break
             node = generator.choice(inner)
-        value = generator.choice(PLAIN_VALUES)
+        value = copy.deepcopy(generator.choice(PLAIN_VALUES))
         if isinstance(node, list):
             node[generator.randrange(len(node))] = value
         elif generator.random() < 0.5 and node:

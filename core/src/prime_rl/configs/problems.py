@@ -109,6 +109,7 @@ class _Translator:
         node = root.get(*start)
         self._plain = node.plain() if node is not None else {}
         self._plugin_class = plugin_class
+        self._places: dict[str, list[str]] | None = None
 
     def problem(self, line: Any) -> Problem:
         """The problem of one pydantic error."""
@@ -186,14 +187,14 @@ class _Translator:
 
     def _elsewhere(self, key: str) -> list[str]:
         """Paths of other sections that have a key of this name."""
-        return list(
-            dict.fromkeys(
-                dotted(path)
-                for stage in (RLConfig, SFTConfig)
-                for path, _, _ in every_path(stage, self._plugin_class)
-                if path[-1] == key.replace("-", "_") and key != "type"
-            )
-        )
+        if self._places is None:
+            self._places = {}
+            for stage in (RLConfig, SFTConfig):
+                for path, _, _ in every_path(stage, self._plugin_class):
+                    places = self._places.setdefault(path[-1], [])
+                    if path[-1] != "type" and dotted(path) not in places:
+                        places.append(dotted(path))
+        return self._places.get(key.replace("-", "_"), [])
 
 
 def _inside(raw: Any, part: Any) -> Any:

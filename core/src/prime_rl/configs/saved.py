@@ -42,7 +42,7 @@ def load_resolved(path: Path, registry: PluginRegistry) -> RunConfig:
         return RunConfig.model_validate(document, context=ValidationContext(lookup))
     except ValidationError as error:
         root = nodes_from(document, str(path), {})
-        raise error_from(problems_of(error, root, lookup.quiet)) from error
+        raise error_from(problems_of(error, root, lookup.known)) from error
 
 
 def under_switches(

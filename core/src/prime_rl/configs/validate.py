@@ -56,7 +56,7 @@ def validate(root: Node, lookup: Lookup, found_before: list[Problem]) -> RunConf
     try:
         run = RunConfig.model_validate(root.plain(), context=ValidationContext(lookup))
     except ValidationError as error:
-        more = problems_of(error, root, lookup.quiet)
+        more = problems_of(error, root, lookup.known)
         problems += [problem for problem in more if problem.path not in named]
         raise error_from(problems) from (lookup.first_failure or error)
     if problems:

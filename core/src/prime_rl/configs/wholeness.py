@@ -46,7 +46,7 @@ def make_whole(run: RunConfig, registry: PluginRegistry, lookup: Lookup, root: N
         except ValidationError as error:
             place: Path = ("stages", index, "model", "options")
             kind = FieldType(section=_model_config(run, index, registry, lookup))
-            problems += section_problems(error, root, place, kind, lookup.quiet)
+            problems += section_problems(error, root, place, kind, lookup.known)
     if problems:
         raise error_from(problems)
     return run.model_copy(update={"stages": stages})
