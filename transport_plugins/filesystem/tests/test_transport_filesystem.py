@@ -25,6 +25,7 @@ class TestFilesystem(WeightTransportConformance):
 
     plugin_name = "filesystem"
     carries_dtypes = ("float32", "bfloat16", "float16", "float64")
+    finds_flipped_bits = True
 
 
 class TestFilesystemSHA256(WeightTransportConformance):
@@ -32,6 +33,7 @@ class TestFilesystemSHA256(WeightTransportConformance):
 
     plugin_name = "filesystem"
     settings = {"checksum": "sha256", "sync_to_disk": False}
+    finds_flipped_bits = True
 
 
 def send(directory: Path, tensors: list[NamedTensor], version: int = 3, **settings: object) -> None:
