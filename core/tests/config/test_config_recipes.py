@@ -59,6 +59,17 @@ def test_a_model_alone_runs_its_debug_recipe(registry):
     assert qualified.run.stages[0].model.plugin == "probe_model"
 
 
+@pytest.mark.parametrize("written, settled", [
+    ("probe-model", "probe_model"),
+    ("Probe_Model", "probe_model"),
+    ("acme-probes:probe-model", "acme-probes:probe_model"),
+])  # fmt: skip
+def test_model_plugin_is_settled_by_one_spelling(load, flat, written, settled):
+    run = load(flat, "--model.plugin", written).run
+    assert run.stages[0].model.plugin == settled
+    assert ("model", "probe_model") in {(row["kind"], row["name"]) for row in run.plugin_versions}
+
+
 def test_plugin_is_chosen_for_its_kind_in_every_stage(load, staged):
     words = ["--plugin", "probe_other", "--trainer.loss.power", "3"]
     with pytest.raises(PluginError, match="trainer.loss.*weight_broadcast.*instead of --plugin"):

@@ -52,6 +52,7 @@ def test_help_shows_every_field_with_default_and_plugins(load, flat, registry):
     text = field_help(load(flat).run, registry)
     assert "--trainer.loss.eps  (a number > 0; default 0.1)" in text
     assert "Half width of the probe, in nats." in text
+    assert "--model.options.rope-base  (a number > 0; default 10000.0)" in text
     assert "--trainer.loss.inner.depth  (an integer >= 1; default 1)" in text
     assert "--max-steps  (an integer >= 1; required)" in text
     assert (

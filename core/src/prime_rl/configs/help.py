@@ -16,6 +16,7 @@ from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
 from prime_rl.configs.validate import Lookup
 
 WIDTH = 100
+_MODEL_OPTIONS = "model.options"
 _HIDDEN = ("plugin_versions", "stages")
 
 FORMS = """\
@@ -40,6 +41,8 @@ def field_help(run: RunConfig | None, registry: PluginRegistry) -> str:
     names: dict[str, str] = {}
     for stage in run.stages if run is not None else []:
         names.update(_chosen_types(stage, ""))
+        if stage.model.plugin is not None:
+            names[_MODEL_OPTIONS] = stage.model.plugin
     writer = _Writer(lookup.quiet, registry, names)
     writer.section(RunConfig, "")
     stages: list[tuple[str, type[BaseModel]]] = [("rl", RLConfig), ("sft", SFTConfig)]
@@ -95,6 +98,10 @@ class _Writer:
         default = "required" if info.is_required() else f"default {_default(info)}"
         self.lines.append(f"  --{path.replace('_', '-')}  ({kind.describe()}; {default})")
         self._text(info.description)
+        if path == _MODEL_OPTIONS and path in self._names:
+            config = self._plugin_class("model", self._names[path])
+            if config is not None:
+                self.section(config, path, {"type"})
 
     def _inner(self, path: str, info: FieldInfo, kind: FieldType) -> None:
         is_list = kind.item is not None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
 from prime_rl.configs.arguments import CommandLine, Override, RunArguments, known_types, parse
+from prime_rl.configs.choices import chosen_plugins
 from prime_rl.configs.compose import Draft, compose
 from prime_rl.configs.model import ResumeConfig
 from prime_rl.configs.overrides import BadValue, apply_overrides, read_value
@@ -29,14 +31,17 @@ DEFAULT_RECIPE = "quickstart"
 """What `prime run` without a recipe runs."""
 
 
+Found = TypeVar("Found", bound=PluginRegistry)
+
+
 @dataclass(frozen=True)
-class LoadedRun:
+class LoadedRun(Generic[Found]):
     """Everything that the words of `prime run` say."""
 
     run: RunConfig | None
     """Resolved. None only when help was asked for and the rest makes no run."""
     arguments: RunArguments
-    registry: PluginRegistry
+    registry: Found
     """The registry under the run's own switches."""
     inputs: tuple[Path, ...]
     """The hand-written files, in the order they were laid over each other."""
@@ -44,8 +49,8 @@ class LoadedRun:
 
 
 def load_run(
-    words: list[str], registry: PluginRegistry, *, default_recipe: str | None = DEFAULT_RECIPE
-) -> LoadedRun:
+    words: list[str], registry: Found, *, default_recipe: str | None = DEFAULT_RECIPE
+) -> LoadedRun[Found]:
     """Load, check and resolve. Raises ConfigError (or PluginError) that lists what is wrong."""
     line = parse(words)
     try:
@@ -59,9 +64,9 @@ def load_run(
 def _load(
     line: CommandLine,
     words: tuple[str, ...],
-    registry: PluginRegistry,
+    registry: Found,
     default_recipe: str | None,
-) -> LoadedRun:
+) -> LoadedRun[Found]:
     arguments = RunArguments(
         plugins=tuple(line.plugins),
         no_plugins=tuple(line.no_plugins),
@@ -87,10 +92,24 @@ def _load(
         problems.append(Problem(written.origin, "plugin_versions", text))
     run = validate(draft.root(), lookup, problems)
     run = make_whole(run, registry, lookup, draft.root())
-    run = resolve(run).model_copy(update={"plugin_versions": registry.table()})
+    run = resolve(run).model_copy(update={"plugin_versions": _versions(run, registry)})
     run, resume = _with_resume(run, arguments.resume)
     arguments = replace(arguments, resume=resume)
     return LoadedRun(run, arguments, registry, inputs, tuple(warnings))
+
+
+def _versions(run: RunConfig, registry: PluginRegistry) -> list[dict[str, str]]:
+    """Rows of the registry's table for core, listeners, and what the stages chose."""
+    chosen = {
+        (choice.kind, choice.name.rpartition(":")[2])
+        for stage in run.stages
+        for choice in chosen_plugins(stage)
+    }
+    return [
+        row
+        for row in registry.table()
+        if row["kind"] in ("core", "hook") or (row["kind"], row["name"]) in chosen
+    ]
 
 
 def _with_resume(
@@ -134,7 +153,7 @@ def _input_files(
     return (find_recipe(default_recipe, registry),)
 
 
-def _registry_for(draft: Draft, line: CommandLine, registry: PluginRegistry) -> PluginRegistry:
+def _registry_for(draft: Draft, line: CommandLine, registry: Found) -> Found:
     """Read `[plugins]` before any plugin is imported; `--no-plugin` is kept in `deny`."""
     switches = [one for one in line.overrides if "plugins" in one.parts[:3]]
     apply_overrides(draft, switches, lambda kind, name: None)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -16,6 +17,8 @@ from prime_rl.configs.run import RunConfig
 from prime_rl.configs.tree import nodes_from
 from prime_rl.configs.validate import Lookup
 from prime_rl.errors import ConfigError
+
+Found = TypeVar("Found", bound=PluginRegistry)
 
 
 def save_resolved(run: RunConfig, path: Path) -> None:
@@ -45,9 +48,7 @@ def load_resolved(path: Path, registry: PluginRegistry) -> RunConfig:
         raise error_from(problems_of(error, root, lookup.known)) from error
 
 
-def under_switches(
-    document: object, registry: PluginRegistry, no_plugins: Sequence[str] = ()
-) -> PluginRegistry:
+def under_switches(document: object, registry: Found, no_plugins: Sequence[str] = ()) -> Found:
     """The registry under the `[plugins]` of a run's stages (plain values) and `--no-plugin`."""
     allow: list[str] | None = None
     lists: dict[str, list[str]] = {"deny": [], "required": []}

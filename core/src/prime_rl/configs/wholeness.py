@@ -139,9 +139,11 @@ def _with_model_plugin(
 
 
 def _model_plugin(run: RunConfig, index: int, registry: PluginRegistry) -> str | None:
-    stage = run.stages[index]
-    if stage.model.plugin is not None:
-        return stage.model.plugin
+    """Its name as records spell it; qualified when the run says so or must."""
+    asked = run.stages[index].model.plugin
+    if asked is not None:
+        record = registry.find("model", asked)
+        return record.qualified_name if ":" in asked else record.name_in_config
     found = stage_model_type(run, index)
     return registry.model_for(found).name_in_config if found is not None else None
 
