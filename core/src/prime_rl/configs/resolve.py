@@ -13,18 +13,6 @@ from pydantic import BaseModel
 
 from prime_rl.configs.model import ModelConfig
 from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
-from prime_rl.configs.saved import save_resolved
-
-__all__ = [
-    "automatic_name",
-    "model_label",
-    "model_type",
-    "replaced",
-    "resolve",
-    "resolve_devices",
-    "save_resolved",
-    "stage_model_type",
-]
 
 Section = TypeVar("Section", bound=BaseModel)
 StageType = TypeVar("StageType", bound=RLConfig | SFTConfig)
