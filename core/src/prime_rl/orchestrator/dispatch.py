@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from prime_rl.orchestrator.episode import EpisodeRequest, EpisodeResult, Split
-from prime_rl.orchestrator.policy import Policy, Progress, gate_is_open, staleness
+from prime_rl.orchestrator.policy import Policy, Progress, staleness
 from prime_rl.orchestrator.source import Draw
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,12 @@ class GroupInFlight:
 
 
 class Dispatcher:
-    """Starts as many episodes as may run, whenever `pump` is called."""
+    """Starts as many episodes as may run, whenever `pump` is called.
+
+    `wants_more` is asked before a new training group, with the episodes of the groups in flight: it
+    is the gate, and keeps the queue from filling with episodes that would be old when they ship. A
+    group that has begun is always completed.
+    """
 
     def __init__(
         self,
@@ -99,9 +104,9 @@ class Dispatcher:
         policy: Policy,
         progress: Progress,
         draw: Callable[[], Draw],
+        wants_more: Callable[[int], bool],
         group_sizes: dict[str, int],
         max_inflight: int,
-        target_lag: int,
         max_off_policy_steps: int,
     ) -> None:
         self._runner = runner
@@ -109,9 +114,9 @@ class Dispatcher:
         self._policy = policy
         self._progress = progress
         self._draw = draw
+        self._wants_more = wants_more
         self._group_sizes = group_sizes
         self._max_inflight = max_inflight
-        self._target_lag = target_lag
         self._max_off_policy_steps = max_off_policy_steps
         self._groups: dict[tuple[Split, int], GroupInFlight] = {}
         self._current: GroupInFlight | None = None
@@ -165,8 +170,8 @@ class Dispatcher:
         if self._current is not None and not self._current.is_scheduled:
             return self._current
         self._current = None
-        gate = gate_is_open(self._progress.step, self._policy.published, self._target_lag)
-        if not self._trains or not gate:
+        committed = sum(group.size for group in self._groups.values() if group.split == "train")
+        if not self._trains or not self._wants_more(committed):
             return None
         draw = self._draw()
         self._current = GroupInFlight(

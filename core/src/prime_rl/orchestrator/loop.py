@@ -22,7 +22,7 @@ from prime_rl.orchestrator.evaluate import EvalSink
 from prime_rl.orchestrator.group import ScoredGroup, score
 from prime_rl.orchestrator.metrics import batch_metrics, no_signal_reason, warn_of_no_signal
 from prime_rl.orchestrator.pack import pack
-from prime_rl.orchestrator.policy import Policy, Progress, gate_is_open
+from prime_rl.orchestrator.policy import Policy, Progress, fillable_batches, gate_is_open
 from prime_rl.orchestrator.recorder import Recorder
 from prime_rl.orchestrator.runner import ServedEpisodeRunner
 from prime_rl.orchestrator.services import Services
@@ -97,9 +97,9 @@ class Orchestrator:
             policy=self.policy,
             progress=self.progress,
             draw=self.source.draw,
+            wants_more=self._wants_more,
             group_sizes=sizes,
             max_inflight=config.concurrency.max_inflight,
-            target_lag=config.target_lag,
             max_off_policy_steps=config.max_off_policy_steps,
         )
         self._watcher = WeightWatcher(
@@ -108,7 +108,7 @@ class Orchestrator:
             self.policy,
             pauses_engines=pauses_engines,
             on_pending=self.dispatcher.cancel_stale,
-            on_published=lambda _: self._move(),
+            on_published=lambda _: self._changed.set(),
             on_applied=self._version_applied,
         )
         if state is not None:
@@ -140,6 +140,21 @@ class Orchestrator:
     def _score(self, results: Sequence[EpisodeResult]) -> ScoredGroup:
         algorithm = self._algorithms[results[0].request.source]
         return score(algorithm, results, self._task_key(results[0]))
+
+    def _wants_more(self, committed: int) -> bool:
+        """Whether queue and flight hold fewer episodes than the batches that may be filled need.
+
+        Those in flight count by the share that usually carries signal, so that backfill does not
+        wait for the last of them; in synchronous training they count fully, or the surplus would
+        ship one version late.
+        """
+        config = self._stage.orchestrator
+        batches = fillable_batches(
+            self.progress.step, self.policy.version, config.target_lag, self._stage.max_steps
+        )
+        share = self.train_sink.live_share if config.target_lag else 1.0
+        expected = self.train_sink.available + share * committed
+        return expected < batches * config.batch_size
 
     # The loop
 
@@ -176,14 +191,15 @@ class Orchestrator:
         if not batch.episodes:
             log.warning("step %d: none of the episodes carries a signal; nothing is sent", step)
             return
-        state = self._snapshot(step)
-        grid = await asyncio.to_thread(self._pack, batch)
-        packed = time.monotonic()
-        await self._batches.send(step, grid)
         self._count(batch)
+        state = self._snapshot(step)
+        # From here on episodes are for the next batch: the gate must see that at once.
         self.progress.step += 1
         self.train_sink.sweep()
         self.dispatcher.pump()
+        grid = await asyncio.to_thread(self._pack, batch, step)
+        packed = time.monotonic()
+        await self._batches.send(step, grid)
         saved_s = await self._save(step, state)
         seconds = time.monotonic() - started
         output_tokens = sum(episode.output_tokens for episode in batch.observed.episodes)
@@ -202,8 +218,7 @@ class Orchestrator:
             },
         )
 
-    def _pack(self, batch: Batch) -> list[RankBatch]:
-        step = self.progress.step
+    def _pack(self, batch: Batch, step: int) -> list[RankBatch]:
         samples = [sample for episode in batch.episodes for sample in episode.samples]
         ranks = self._stage.trainer.parallel.ranks
         grid = pack(samples, self._stage.seq_len, ranks, self._services.cost)
@@ -271,17 +286,14 @@ class Orchestrator:
             errors = list(self.train_sink.observed.errors)
             raise RunError(no_signal_reason(rounds, idle, errors))
 
-    def _move(self) -> None:
-        self.dispatcher.pump()
-        self._changed.set()
-
     def _version_applied(self, version: int) -> None:
         config = self._stage.orchestrator.eval
         if config is not None and evaluate.is_due(version, config, self._stage.max_steps):
             done = self._recorder.evaluated(version)
             groups = self.eval_sink.start(version, version, skip=done)
             self.dispatcher.enqueue_eval(groups)
-        self._move()
+        self.dispatcher.pump()
+        self._changed.set()
 
     # Checkpoints
 
@@ -293,7 +305,11 @@ class Orchestrator:
             step=step,
             source=self.source.state_dict(),
             algorithms={name: each.state_dict() for name, each in self._algorithms.items()},
-            counters={},
+            counters={
+                "total_tokens": self.progress.total_tokens,
+                "total_samples": self.progress.total_samples,
+                "total_episodes": self.progress.total_episodes,
+            },
             leftover=encode_leftover(self.train_sink.partly_shipped()),
         )
 
@@ -302,11 +318,6 @@ class Orchestrator:
         if state is None:
             return 0.0
         started = time.monotonic()
-        state.counters.update(
-            total_tokens=self.progress.total_tokens,
-            total_samples=self.progress.total_samples,
-            total_episodes=self.progress.total_episodes,
-        )
         await asyncio.to_thread(self._checkpoints.commit, step, "orchestrator", state.write)
         return time.monotonic() - started
 

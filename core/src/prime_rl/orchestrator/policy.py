@@ -37,6 +37,12 @@ def staleness(step: int, version: int) -> int:
     return step - 1 - version
 
 
+def fillable_batches(step: int, version: int, target_lag: int, max_steps: int) -> int:
+    """How many batches, from `step` on, may be filled by episodes of `version` or newer. At most 0:
+    the dispatch gate is closed."""
+    return min(version + 1 + target_lag, max_steps) - step + 1
+
+
 def gate_is_open(step: int, version: int, target_lag: int) -> bool:
-    """Batch `step` may be filled and shipped: version step - 1 - target_lag has been published."""
+    """Batch `step` may ship: version step - 1 - target_lag has been published."""
     return staleness(step, version) <= target_lag

@@ -15,6 +15,9 @@ from prime_rl.orchestrator.policy import Progress, staleness
 
 log = logging.getLogger(__name__)
 
+LIVE_SHARE_GROUPS = 10
+"""Groups over which the share of live episodes is averaged."""
+
 Score = Callable[[Sequence[EpisodeResult]], ScoredGroup]
 
 
@@ -69,6 +72,8 @@ class TrainSink:
         self._missing: dict[int, GroupCancellation] = {}
         self._queue: list[ScoredGroup] = []
         self.observed = Observed()
+        self.live_share = 1.0
+        """Share of episodes that carry signal, averaged over the last groups."""
         self.without_signal: list[EpisodeFigures] = []
         """Episodes that finished since the last one with signal."""
 
@@ -105,6 +110,8 @@ class TrainSink:
         self.observed.episodes += figures
         self.observed.groups += 1
         self.observed.groups_without_variance += not group.has_variance
+        share = group.live / len(figures) if self._constant else 1.0
+        self.live_share += (share - self.live_share) / LIVE_SHARE_GROUPS
         if group.live:
             self.without_signal.clear()
         else:

@@ -27,7 +27,7 @@ class StandaloneEvaluation:
     def __init__(
         self, stage: RLConfig | SFTConfig, services: Services, recorder: Recorder, step: int
     ) -> None:
-        concurrency = ConcurrencyConfig()  # type: ignore[call-arg]
+        concurrency = ConcurrencyConfig()
         timeout_s = EPISODE_TIMEOUT_S
         if isinstance(stage, RLConfig):
             concurrency = stage.orchestrator.concurrency
@@ -46,9 +46,9 @@ class StandaloneEvaluation:
             policy=policy,
             progress=Progress(),
             draw=_no_training,
+            wants_more=lambda committed: False,
             group_sizes={},
             max_inflight=concurrency.max_inflight,
-            target_lag=0,
             max_off_policy_steps=0,
         )
         self._dispatcher.stop_training("finished")
