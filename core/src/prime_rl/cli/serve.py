@@ -6,7 +6,11 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prime_rl.configs.base import PluginConfig
+    from prime_rl.plugins import Registry
 
 
 def command(arguments: list[str]) -> int:
@@ -42,6 +46,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: all cores")
     parser.add_argument("--max-model-len", type=int, help="most tokens of prompt and completion")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--weight-transport",
+        metavar="NAME",
+        help="take weight updates through this transport plugin",
+    )
+    parser.add_argument("--return-routed-experts", action="store_true")
+    parser.add_argument("--return-sampling-mask", action="store_true")
+    parser.add_argument(
+        "--url-file",
+        type=Path,
+        metavar="FILE",
+        help="write the URL here once requests are answered",
+    )
     parser.add_argument(
         "--config", type=Path, metavar="RUN.JSON", help="serve an engine of this resolved run"
     )
@@ -87,35 +104,37 @@ def _serve_directory(options: argparse.Namespace) -> int:
     registry = scan()
     directory = options.model.resolve()
     config = read_config_json(directory)
-    engine_class = registry.load("engine", options.engine)
-    engine = engine_class(registry.config_class("engine", options.engine)(type=options.engine))
-    section = ModelConfig.model_validate(
-        {"name": str(directory)}, context=ValidationContext(registry.config_class)
-    )
     device = resolve_device(options.device)
     with tempfile.TemporaryDirectory() as folder:
-        engine.serve(
-            EngineSpec(
-                model_dir=directory,
-                served_name=options.name or directory.name,
-                host=options.host,
-                port=options.port,
-                url_file=Path(folder) / "engine.url",
-                device=device,
-                threads=options.threads or os.cpu_count() or 1,
-                max_model_len=options.max_model_len or _context_length(config),
-                compute_dtype=resolve_dtype(options.dtype, device),
-                index=0,
-                count=1,
-                seed=options.seed,
-                return_routed_experts=False,
-                return_sampling_mask=False,
-                model_plugin=plugin_name(None, directory, registry),
-                model_section=section,
-                weight_transport=None,
-            )
+        spec = EngineSpec(
+            model_dir=directory,
+            served_name=options.name or directory.name,
+            host=options.host,
+            port=options.port,
+            url_file=options.url_file or Path(folder) / "engine.url",
+            device=device,
+            threads=options.threads or os.cpu_count() or 1,
+            max_model_len=options.max_model_len or _context_length(config),
+            compute_dtype=resolve_dtype(options.dtype, device),
+            index=0,
+            count=1,
+            seed=options.seed,
+            return_routed_experts=options.return_routed_experts,
+            return_sampling_mask=options.return_sampling_mask,
+            model_plugin=plugin_name(None, directory, registry),
+            model_section=ModelConfig.model_validate(
+                {"name": str(directory)}, context=ValidationContext(registry.config_class)
+            ),
+            weight_transport=_section(registry, "weight_transport", options.weight_transport),
         )
+        engine_class = registry.load("engine", options.engine)
+        engine_class(_section(registry, "engine", options.engine)).serve(spec)
     return 0
+
+
+def _section(registry: Registry, kind: str, name: str | None) -> PluginConfig | None:
+    """A plugin's default settings; None without a name."""
+    return None if name is None else registry.config_class(kind, name)(type=name)
 
 
 def _context_length(config: dict[str, Any], most: int = 8192) -> int:
