@@ -73,7 +73,7 @@ max_inflight = 16
 [[stages.orchestrator.train.source]]
 name = "reverse"
 group_size = 4
-env = {{ taskset = {{ id = "prime_rl_environment_reverse_text", prompt = "{{word}}", min_length = 2, max_length = 3 }} }}
+env = {{ taskset = {{ id = "prime_rl_environment_reverse_text", prompt = "{{word}}", num_tasks = 500, min_length = 2, max_length = 3 }} }}
 sampling = {{ max_completion_tokens = 5 }}
 
 [[stages.orchestrator.eval.source]]
