@@ -27,11 +27,13 @@ from prime_rl.models.tokenizers import build_tokenizer
 from prime_rl.testing.toy_model import ToyModel, ToyModelWithoutDecoder
 
 
-def toy_setup(directory: Path, seed: int, plugin: type[ToyModel] = ToyModel) -> ModelSetup:
+def toy_setup(
+    directory: Path, seed: int, plugin: type[ToyModel] = ToyModel, **config_json: Any
+) -> ModelSetup:
     """A toy checkpoint with a byte tokenizer; the setup that serves it."""
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = build_tokenizer("bytes", directory)
-    config = {"model_type": "toy", "vocab_size": vocabulary, "num_experts": 4}
+    config = {"model_type": "toy", "vocab_size": vocabulary, "num_experts": 4, **config_json}
     model = plugin(PluginConfig(type="toy"))
     architecture = model.architecture(config)
     setup = ModelSetup(
@@ -79,6 +81,7 @@ class Driver:
 
     def __init__(self, setup: ModelSetup, **settings: Any) -> None:
         config = EmbeddedConfig(**settings)
+        self.setup = setup
         spec = toy_spec(setup, Path("unused"), return_routed_experts=True)
         self.runner: ModelRunner = load_runner(config, spec, setup)
         self.loop = EngineLoop(
@@ -132,6 +135,7 @@ class Served:
         self, config: EmbeddedConfig, spec: EngineSpec, setup: ModelSetup, receiver: Receiver | None
     ) -> None:
         self.spec = spec
+        self.setup = setup
         self.error: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -167,6 +171,8 @@ class Served:
     def close(self) -> None:
         """End the server as a signal would."""
         self.client.close()
+        if not self._thread.is_alive():
+            return
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(10)
         assert not self._thread.is_alive()
@@ -174,12 +180,13 @@ class Served:
 
 @pytest.fixture
 def drive(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
-    """Makes drivers: drive(cached=True, **engine settings)."""
+    """Makes drivers: drive(cached=True, tie_word_embeddings=False, **engine settings)."""
     drivers: list[Driver] = []
 
-    def make(cached: bool = True, seed: int = 0, **settings: Any) -> Driver:
+    def make(cached: bool = True, tie_word_embeddings: bool = False, **settings: Any) -> Driver:
         plugin = ToyModel if cached else ToyModelWithoutDecoder
-        setup = toy_setup(tmp_path / f"toy_{len(drivers)}", seed, plugin)
+        directory = tmp_path / f"toy_{len(drivers)}"
+        setup = toy_setup(directory, 0, plugin, tie_word_embeddings=tie_word_embeddings)
         drivers.append(Driver(setup, **settings))
         return drivers[-1]
 

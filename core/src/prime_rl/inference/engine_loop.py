@@ -193,7 +193,7 @@ class EngineLoop:
     def _take_commands(self) -> None:
         while self._inbox:
             self._waiting.append(self._inbox.popleft())
-        while self._commands:
+        for _ in range(len(self._commands)):
             command, future = self._commands.popleft()
             try:
                 future.set_result(command())
