@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,7 @@ class Feed:
 
     def __init__(
         self,
-        source: Iterator[HostBatch],
+        source: Generator[HostBatch, None, None],
         device: torch.device,
         depth: int,
         replay_routing: bool = False,
@@ -60,14 +61,15 @@ class Feed:
         self.data_state: dict[str, Any] | None = None
         """Position of the data order after the batch that was handed out last."""
 
-    def _convert(self, source: Iterator[HostBatch]) -> Iterator[_Head | Row]:
-        for batch in source:
-            totals = Totals()
-            for streams in batch.rows:
-                totals = totals + streams.totals
-            yield _Head(batch.step, totals, len(batch.rows), batch.data_state)
-            for streams in batch.rows:
-                yield build_row(streams, self._device, self._replay_routing)
+    def _convert(
+        self, source: Generator[HostBatch, None, None]
+    ) -> Generator[_Head | Row, None, None]:
+        with closing(source):
+            for batch in source:
+                totals = sum((streams.totals for streams in batch.rows), Totals())
+                yield _Head(batch.step, totals, len(batch.rows), batch.data_state)
+                for streams in batch.rows:
+                    yield build_row(streams, self._device, self._replay_routing)
 
     def next_batch(self) -> StepBatch:
         """The batch of the next step; use up its rows before asking again.
@@ -92,7 +94,7 @@ class Feed:
 
 def pulled_batches(
     client: BatchClient, first_step: int, last_step: int, timeout_s: float
-) -> Iterator[HostBatch]:
+) -> Generator[HostBatch, None, None]:
     """The batches of an RL stage, pulled from the orchestrator one step at a time.
 
     A batch is for nobody but its step; the step counts only once it was trained on, so a failed
@@ -142,7 +144,7 @@ def packed_batches(
     seq_len: int,
     rank: int,
     ranks: int,
-) -> Iterator[HostBatch]:
+) -> Generator[HostBatch, None, None]:
     """The batches of a fine-tuning stage: every rank walks the same order and keeps its rows."""
     for step in range(first_step, last_step + 1):
         samples = order.take(batch_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -26,7 +26,7 @@ class Prefetch(Generic[Item]):
     thread and items are made when they are asked for.
     """
 
-    def __init__(self, source: Iterator[Item], depth: int) -> None:
+    def __init__(self, source: Generator[Item, None, None], depth: int) -> None:
         self._source = source
         self._items: queue.Queue[Item | _End] = queue.Queue(maxsize=max(1, depth))
         self._is_closed = threading.Event()
@@ -50,8 +50,10 @@ class Prefetch(Generic[Item]):
         raise StopIteration
 
     def close(self) -> None:
-        """Stop the thread after the item it is making. Idempotent."""
+        """Stop after the item in the making and close the source. Idempotent."""
         self._is_closed.set()
+        if self._thread is None:
+            self._source.close()
 
     def _work(self) -> None:
         error: BaseException | None = None
@@ -61,6 +63,8 @@ class Prefetch(Generic[Item]):
                     return
         except BaseException as raised:  # carried to the consumer, which raises it
             error = raised
+        finally:
+            self._source.close()
         self._put(_End(error))
 
     def _put(self, item: Item | _End) -> bool:

@@ -24,7 +24,7 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """One rendered row, cut to the sequence length."""
+    """One rendered row, cut to the sequence length and behind its last trained token."""
 
     token_ids: Array
     """int32 [T]"""
@@ -77,7 +77,14 @@ class SampleCache:
                 f"data row {index + 1}: no end token is trained (expected one of "
                 f"{sorted(self._stop_ids)}); the renderer does not fit the tokenizer"
             )
-        return Sample(token_ids[: self._seq_len], mask[: self._seq_len])
+        return _useful_part(token_ids[: self._seq_len], mask[: self._seq_len])
+
+
+def _useful_part(token_ids: Array, mask: Array) -> Sample:
+    """Without the tokens behind the last that trains: nothing is learned from them."""
+    trained = np.flatnonzero(mask)
+    stop = int(trained[-1]) + 1 if len(trained) else len(mask)
+    return Sample(token_ids[:stop], mask[:stop])
 
 
 def check_renderer(renderer: Renderer) -> None:
