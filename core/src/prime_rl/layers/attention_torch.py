@@ -5,8 +5,9 @@ T tokens, B documents of a group, L padded length of the group, H query heads, K
 
 from __future__ import annotations
 
+import inspect
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from prime_rl.api.backends import AttentionBackend
 from prime_rl.api.plugin import Capabilities
@@ -32,7 +33,8 @@ class TorchAttention(AttentionBackend):
     """Causal attention inside documents on any device torch has.
 
     Documents of similar length are padded into one batch, so a row of 500 short documents is a few
-    calls; padding stands after a document's tokens, where causality hides it. No T x T mask.
+    calls; padding stands after a document's tokens, where causality hides it. No T x T mask. Where
+    torch has a kernel for documents of different lengths (half precision on CUDA), that is used.
     """
 
     Config = TorchAttentionConfig
@@ -54,12 +56,52 @@ class TorchAttention(AttentionBackend):
         import torch
 
         plan = plan_groups(tuple(lengths), q_THD.device)
+        if plan.inverse is not None and _fits_varlen(q_THD, v_TKE):
+            return _attend_varlen(q_THD, k_TKD, v_TKE, cu_seqlens, max(lengths), scale)
         outputs = [
             _attend_group(q_THD, k_TKD, v_TKE, group, scale).flatten(0, 1) for group in plan.groups
         ]
         if plan.inverse is None:
             return outputs[0]
         return torch.cat(outputs)[plan.inverse]
+
+
+@lru_cache(maxsize=1)
+def _varlen_options() -> dict[str, Any] | None:
+    """How to ask torch's kernel for causal attention with fewer key heads; None without one."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
+    return {**options, "window_size": (-1, 0)} if "window_size" in known else None
+
+
+def _fits_varlen(q_THD: Tensor, v_TKE: Tensor) -> bool:
+    size = q_THD.shape[-1]
+    is_half = q_THD.is_cuda and q_THD.element_size() == 2
+    return is_half and size == v_TKE.shape[-1] <= 256 and size % 8 == 0 and bool(_varlen_options())
+
+
+def _attend_varlen(
+    q_THD: Tensor, k_TKD: Tensor, v_TKE: Tensor, cu_seqlens: Tensor, longest: int, scale: float
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    out = varlen_attn(
+        q_THD,
+        k_TKD.contiguous(),
+        v_TKE.contiguous(),
+        cu_seqlens,
+        cu_seqlens,
+        longest,
+        longest,
+        scale=scale,
+        **(_varlen_options() or {}),
+    )
+    assert not isinstance(out, tuple)
+    return out
 
 
 class Group(NamedTuple):

@@ -24,8 +24,8 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The function of RMSNorm; weight [H] or broadcastable, in any dtype."""
-    if x.dtype == torch.float32 == weight.dtype:
+    """The function of RMSNorm; weight [H], or [heads, H] with a row of its own for every head."""
+    if x.dtype == torch.float32 == weight.dtype and weight.dim() == 1:
         return F.rms_norm(x, weight.shape, weight, eps)
-    normal = F.rms_norm(x.float(), x.shape[-1:], None, eps)
-    return normal.to(x.dtype) * weight.to(x.dtype)
+    # Without a weight, the kernel rounds where servers do: after normalising, before the weight.
+    return F.rms_norm(x, x.shape[-1:], None, eps) * weight.to(x.dtype)

@@ -14,7 +14,10 @@ from prime_rl.layers.rotary_settings import RotarySettings
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of a batch's positions, [T, D], both halves filled."""
+    """Cosine and sine of a batch's positions, [T, D], both halves filled.
+
+    The first half of the sine is negated: turning a head is then x * cos + swapped halves * sin.
+    """
 
     cos_TD: Tensor
     sin_TD: Tensor
@@ -35,13 +38,17 @@ class Rotary:
                 self.settings.inverse_frequencies, dtype=torch.float32, device=device
             )
         angles_TR = positions_T.float()[:, None] * self._frequencies[device]
-        angles_TD = torch.cat((angles_TR, angles_TR), dim=-1)
-        scale = self.settings.scale
-        return Rotation((angles_TD.cos() * scale).to(dtype), (angles_TD.sin() * scale).to(dtype))
+        cos_TR, sin_TR = (
+            angles_TR.cos() * self.settings.scale,
+            angles_TR.sin() * self.settings.scale,
+        )
+        return Rotation(
+            torch.cat((cos_TR, cos_TR), dim=-1).to(dtype),
+            torch.cat((-sin_TR, sin_TR), dim=-1).to(dtype),
+        )
 
 
 def rotate(x_THD: Tensor, rotation: Rotation) -> Tensor:
     """Turn every head of x [T, heads, D]."""
-    first, second = x_THD.chunk(2, dim=-1)
-    turned_THD = torch.cat((-second, first), dim=-1)
-    return x_THD * rotation.cos_TD[:, None] + turned_THD * rotation.sin_TD[:, None]
+    swapped_THD = x_THD.roll(x_THD.shape[-1] // 2, -1)
+    return torch.addcmul(x_THD * rotation.cos_TD[:, None], swapped_THD, rotation.sin_TD[:, None])

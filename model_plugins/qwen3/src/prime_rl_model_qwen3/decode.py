@@ -48,10 +48,7 @@ class Qwen3Decoder(Decoder):
         # By slot and position, as new keys and values are written: [S, L, 2, K, D] per layer.
         self.places = self.cache.permute(0, 2, 4, 1, 3, 5).unbind(0)
         rotation = module.rotary(torch.arange(max_length, device=self.device), self.dtype)
-        first_sin, second_sin = rotation.sin_TD.chunk(2, dim=-1)
-        # Swapping the halves of a head replaces negating one of them: the sign is in the sine.
-        signed_sin = torch.cat((-first_sin, second_sin), dim=-1)
-        self.rotation_L2D = torch.stack((rotation.cos_TD, signed_sin), dim=1)
+        self.rotation_L2D = torch.stack(rotation, dim=1)
         self.places_L = torch.arange(max_length, device=self.device)
         self.no_mask = torch.zeros((1, 1, 1), dtype=self.dtype, device=self.device)
         self.layers: list[DecodeLayer] = []

@@ -43,11 +43,7 @@ class DecodeLayer:
             self.down = _transposed(block.mlp.down, copies)
 
     def project(self, x_TH: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
-        """[T, N + 2K, D]: queries, keys, values; queries and keys normalised and rotated.
-
-        `sin` has the sign of its first half turned, so that swapping halves is all that rotation
-        needs.
-        """
+        """[T, N + 2K, D]: queries, keys, values; queries and keys normalised and rotated."""
         fused = torch.mm(self._norm(x_TH, self.input_norm), self.qkv)
         if self.qkv_bias is not None:
             fused = fused.add_(self.qkv_bias)

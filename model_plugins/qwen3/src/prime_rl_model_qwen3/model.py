@@ -1,6 +1,6 @@
 """The Qwen3 forward pass over packed documents.
 
-T tokens, H hidden size, N query heads, K key and value heads, D head size, F = (N + 2K) * D.
+T tokens, H hidden size, N query heads, K key and value heads, M = N + K, D head size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prime_rl.api.batch import PackedBatch
 from prime_rl.api.model import Kernels
 from prime_rl.layers.mlp import GatedMLP
 from prime_rl.layers.moe import MoEBlock, RouterSettings, routes_by_layer
-from prime_rl.layers.norms import RMSNorm
+from prime_rl.layers.norms import RMSNorm, rms_norm
 from prime_rl.layers.rotary import Rotary, Rotation, rotate
 from prime_rl_model_qwen3.architecture import Qwen3Architecture
 
@@ -44,10 +44,15 @@ class Attention(nn.Module):
 
     def project(self, x_TH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, the first two normalised and rotated."""
-        fused_TF = self.qkv(x_TH)
-        heads = (self.heads, self.key_value_heads, self.key_value_heads)
-        q_TND, k_TKD, v_TKD = fused_TF.unflatten(1, (-1, self.head_dim)).split(heads, dim=1)
-        return rotate(self.q_norm(q_TND), rotation), rotate(self.k_norm(k_TKD), rotation), v_TKD
+        heads = (self.heads, self.key_value_heads)
+        fused = self.qkv(x_TH).unflatten(1, (-1, self.head_dim))
+        both_TMD, v_TKD = fused.split((sum(heads), self.key_value_heads), dim=1)
+        # Queries and keys in one go: half the operations of doing one after the other.
+        weights = (self.q_norm.weight, self.k_norm.weight)
+        weight_MD = torch.cat([w.expand(n, -1) for w, n in zip(weights, heads, strict=True)])
+        both_TMD = rotate(rms_norm(both_TMD, weight_MD, self.q_norm.eps), rotation)
+        q_TND, k_TKD = both_TMD.split(heads, dim=1)
+        return q_TND, k_TKD, v_TKD
 
 
 class Block(nn.Module):
