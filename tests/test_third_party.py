@@ -74,14 +74,10 @@ def test_show_tells_what_the_new_loss_can_be_told(loss):
     assert "prime-rl-loss-clip3 0.1.0" in text
 
 
-def has_kit(kind: str) -> bool:
-    return importlib.util.find_spec(f"prime_rl.testing.{kind}") is not None
-
-
 @pytest.mark.slow
 def test_new_plugins_of_every_kind_pass_their_own_tests_and_doctor(tmp_path):
     """All in one environment: what `prime plugins new` writes conforms as written."""
-    plugins = {kind: [f"fresh_{kind}"] for kind in scaffolded_kinds() if has_kit(kind)}
+    plugins = {kind: [f"fresh_{kind}"] for kind in scaffolded_kinds()}
     made = install_third_party(tmp_path, plugins)
     tests = [str(path / "tests") for path in made.repositories]
     options = (
@@ -101,9 +97,8 @@ def test_new_plugins_of_every_kind_pass_their_own_tests_and_doctor(tmp_path):
 
 
 def test_every_kind_with_a_kit_has_a_template_and_the_other_way_round():
-    """But engines: a server of the whole HTTP contract is no forty-line start."""
-    kits = {kind for kind in KINDS if has_kit(kind)}
-    assert kits - {"engine"} == set(scaffolded_kinds())
+    kits = {kind for kind in KINDS if importlib.util.find_spec(f"prime_rl.testing.{kind}")}
+    assert kits == set(scaffolded_kinds())
 
 
 def test_written_repository_is_complete(tmp_path):
