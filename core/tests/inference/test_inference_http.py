@@ -372,3 +372,13 @@ def test_abort_requests_by_id(serve_toy) -> None:
 
     choice = asyncio.run(ask())["choices"][0]
     assert (choice["finish_reason"], choice["token_ids"]) == ("abort", [])
+
+
+def test_small_answers_are_sent_at_once(toy) -> None:
+    """Nagle's algorithm on the server's side would hold each back for 40 ms."""
+    durations = []
+    for _ in range(20):
+        started = time.perf_counter()
+        toy.client.post(GENERATE, content=b"{}")
+        durations.append(time.perf_counter() - started)
+    assert min(durations) < 0.02, f"the fastest of 20 answers took {min(durations) * 1e3:.1f} ms"
