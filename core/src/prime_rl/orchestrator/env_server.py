@@ -6,7 +6,10 @@ import functools
 import gc
 import logging
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from prime_rl.configs.orchestrator import SourceConfig
 from prime_rl.configs.paths import stage_model_dir, stage_paths
@@ -46,23 +49,61 @@ def find_source(stage: object, split: str, label: str) -> SourceConfig:
 
 def run_env_server(run: RunConfig, stage: int, split: str, label: str) -> None:
     """Serve until SIGTERM. The address appears in the stage's runtime folder."""
-    from verifiers.v1.serve.pool import serve_env
     from verifiers.v1.utils.loaders import resolve_env_config
 
     config = run.stages[stage]
     source = find_source(config, split, label)
     workers = config.orchestrator.env_workers if isinstance(config, RLConfig) else 1
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if workers == 1:
-        _warm_up(run, stage)
+    address_file = AddressFile(stage_paths(run, stage).environment_address(split, label))
+    environment = resolve_env_config(environment_settings(source))
+    log_setup = functools.partial(set_up_logging, f"env_{split}_{label}", config.log.level)
+    log_setup()
     log.info("serving %s with %d worker(s)", label, workers)
+    if workers > 1:
+        _serve_pool(environment, workers, address_file, log_setup)
+    else:
+        _warm_up(run, stage)
+        _serve_alone(environment, address_file)
+
+
+def set_up_logging(process: str, level: str) -> None:
+    """A line for every request and every episode is left out: those are in the trace stream, and
+    writing them costs more than the smallest episodes do."""
+    setup_logging(process, level)
+    if level != "debug":
+        for name in ("aiohttp.access", "verifiers"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _serve_alone(environment: Any, address_file: AddressFile) -> None:
+    from prime_rl.orchestrator.episode_server import EpisodeServer
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    server = EpisodeServer(environment, address="tcp://127.0.0.1:0")
+    address_file.put(server.address)
+    server.serve()
+
+
+def _interrupt(*_: object) -> None:
+    """The event loop must leave its contexts: they hold folders and connections of episodes."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _serve_pool(
+    environment: Any, workers: int, address_file: AddressFile, log_setup: Callable[[], None]
+) -> None:
+    """The library's own pool: a broker here, one process per worker."""
+    from verifiers.v1.serve.pool import serve_env
+
     serve_env(
         max_workers=workers,
         elastic=False,
-        config=resolve_env_config(environment_settings(source)),
+        config=environment,
         address="tcp://127.0.0.1:0",
-        address_queue=AddressFile(stage_paths(run, stage).environment_address(split, label)),
-        log_setup=functools.partial(setup_logging, f"env_{split}_{label}", config.log.level),
+        address_queue=address_file,
+        log_setup=log_setup,
     )
 
 

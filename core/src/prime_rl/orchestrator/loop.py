@@ -279,7 +279,7 @@ class Orchestrator:
         config = self._stage.orchestrator
         idle = self.train_sink.without_signal
         rounds = len(idle) // config.batch_size
-        if rounds > self._warned_rounds:
+        if rounds > self._warned_rounds and config.constant_batch_size:
             warn_of_no_signal(self.progress.step, self.train_sink.observed)
         self._warned_rounds = rounds
         if rounds >= config.max_empty_batches:
