@@ -9,6 +9,16 @@ from prime_rl.api import PackedBatch
 from prime_rl.layers.routing import recording
 from prime_rl.testing.engine import PROMPT, EngineConformance, experts_of, logprobs_of
 
+DENSE = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+}
 MOE = {
     "model_type": "qwen3_moe",
     "hidden_size": 32,
@@ -30,6 +40,7 @@ class TestEmbedded(EngineConformance):
     """Qwen3 with its decode cache."""
 
     plugin_name = "embedded"
+    architecture = DENSE
 
 
 class TestEmbeddedMoE(EngineConformance):

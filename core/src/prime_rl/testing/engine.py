@@ -11,6 +11,7 @@ import json
 import math
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from prime_rl.configs.base import ValidationContext
+from prime_rl.plugins.recipes import find_recipes
 from prime_rl.testing.conformance import PluginConformance
 from prime_rl.testing.served_engine import EngineClient, serve_engine
 
@@ -96,17 +98,8 @@ class EngineConformance(PluginConformance):
     """Checks of an engine that serves a small model in float32 on this machine."""
 
     kind = "engine"
-    architecture: ClassVar[Mapping[str, Any]] = {
-        "model_type": "qwen3",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "tie_word_embeddings": False,
-    }
-    """config.json of the model to serve; its plugin must be installed."""
+    architecture: ClassVar[Mapping[str, Any]] = {}
+    """config.json of the model to serve. Empty: one from the recipes of installed model plugins."""
     arguments: ClassVar[tuple[str, ...]] = ()
     """Further arguments of `prime serve`."""
     tolerance: ClassVar[float] = 2e-5
@@ -144,12 +137,27 @@ class EngineConformance(PluginConformance):
         registry = self.registry()
         context = ValidationContext(registry.config_class)
         model = ModelConfig.model_validate({"name": str(directory)}, context=context)
-        fresh = FreshModelConfig(architecture=dict(self.architecture), seed=seed)
+        architecture = dict(self.architecture) or self.any_architecture()
+        fresh = FreshModelConfig(architecture=architecture, seed=seed)
         make_fresh_model(fresh, model, directory, registry)
         setup = prepare(model, directory, registry)
         module = build(setup)
         load_weights(module, setup.layout, directory, "cpu")
         return Reference(directory, setup, module.eval().requires_grad_(False))
+
+    def any_architecture(self) -> dict[str, Any]:
+        """The first small model that an installed model plugin's recipes describe."""
+        for record in self.registry().of_kind("model"):
+            for path in find_recipes(record).values():
+                recipe = tomllib.loads(path.read_text())
+                for table in (recipe, *recipe.get("stages", [])):
+                    fresh = table.get("model", {}).get("fresh", {})
+                    if "architecture" in fresh:
+                        return dict(fresh["architecture"])
+        raise AssertionError(
+            "no installed model plugin ships a recipe with [model.fresh.architecture]; install one "
+            "or set `architecture`"
+        )
 
     def check_scores(
         self, reference: Reference, tokens: list[int], found: list[float], temperature: float = 1.0
