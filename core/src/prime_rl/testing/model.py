@@ -1,8 +1,8 @@
 """Conformance kit of model families: construction, weights, packing, cost, decode cache.
 
-class TestQwen3(ModelConformance):
-    plugin_name = "qwen3"
-    configs = ({"model_type": "qwen3", "vocab_size": 128, ...},)
+class TestMine(ModelConformance):
+    plugin_name = "mine"
+    configs = ({"model_type": "mine", "vocab_size": 128, ...},)
 """
 
 from __future__ import annotations
