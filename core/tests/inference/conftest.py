@@ -197,13 +197,16 @@ def drive(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
 
 @pytest.fixture
 def serve_toy(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    """Starts toy servers: serve_toy(receiver=None, settings={}, **spec changes)."""
+    """Starts toy servers: serve_toy(receiver=None, settings={}, setup=None, **spec changes)."""
     servers: list[Served] = []
 
     def start(
-        receiver: Receiver | None = None, settings: dict[str, Any] | None = None, **changes: Any
+        receiver: Receiver | None = None,
+        settings: dict[str, Any] | None = None,
+        setup: ModelSetup | None = None,
+        **changes: Any,
     ) -> Served:
-        setup = toy_setup(tmp_path / "toy", 0)
+        setup = setup or toy_setup(tmp_path / "toy", 0)
         spec = toy_spec(setup, tmp_path / f"engine_{len(servers)}.url", **changes)
         servers.append(Served(EmbeddedConfig(**settings or {}), spec, setup, receiver))
         return servers[-1]
@@ -211,6 +214,12 @@ def serve_toy(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def make_toy() -> Callable[..., ModelSetup]:
+    """Makes toy checkpoints: make_toy(directory, seed)."""
+    return toy_setup
 
 
 @pytest.fixture(scope="session")
