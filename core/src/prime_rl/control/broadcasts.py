@@ -7,6 +7,7 @@ other at most `timeout_s`.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from pathlib import Path
@@ -18,6 +19,10 @@ RECEIVER_READY = ".receiver_ready"
 STARTED = ".started"
 FINISHED = ".finished"
 POLL_S = 0.01
+WARN_S = 60.0
+"""A wait is reported this often."""
+
+logger = logging.getLogger(__name__)
 
 
 class HandshakeTimeout(TimeoutError):
@@ -43,10 +48,15 @@ def _mark(path: Path) -> None:
 
 
 def _wait(path: Path, timeout_s: float, meaning: str) -> None:
-    deadline = time.monotonic() + timeout_s
+    started = time.monotonic()
+    warned = started
     while not path.exists():
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now - started > timeout_s:
             raise HandshakeTimeout(f"waited {timeout_s:g} s for {meaning} ({path})")
+        if now - warned > WARN_S:
+            warned = now
+            logger.warning("waiting for %s since %.0f s", meaning, now - started)
         time.sleep(POLL_S)
 
 
@@ -91,8 +101,7 @@ class BroadcastReceiver:
         self.timeout_s = timeout_s
 
     def newest_offer(self, after: int) -> int | None:
-        """Newest version above `after` that is offered and not yet acknowledged; older offers are
-        skipped."""
+        """Newest version above `after` that is offered; older offers are skipped."""
         offers = [
             number
             for number, directory in step_directories(self.broadcasts)
