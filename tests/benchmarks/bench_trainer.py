@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from prime_rl.api import PackedBatch
-from prime_rl.configs.model import FreshModelConfig, ModelConfig
 from prime_rl.configs.base import ValidationContext
+from prime_rl.configs.model import FreshModelConfig, ModelConfig
 from prime_rl.configs.trainer import AdamWConfig, ConstantScheduleConfig
 from prime_rl.models.fresh import make_fresh_model
 from prime_rl.models.load import load_weights

@@ -50,4 +50,4 @@ def _columns(trace: RowTrace) -> dict[str, Array]:
 def _spread(values: Tensor, places: Array, count: int) -> Array:
     column: Any = np.full(count, None, dtype=object)
     column[places] = values.tolist()
-    return column  # type: ignore[no-any-return]
+    return column

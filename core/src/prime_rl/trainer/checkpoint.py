@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -80,6 +81,7 @@ def save_state(checkpoint: ComponentCheckpoint, state: TrainerState, world: Worl
         },
         checkpoint_id=folder / STATE,
         process_group=world.control,
+        no_dist=not dist.is_initialized(),
     )
     if world.is_master:
         (folder / COUNTERS).write_text(json.dumps(_counters(state), indent=2))
@@ -131,7 +133,12 @@ def _load_tensors(folder: Path, state: TrainerState, skip_optimizer: bool, world
     if not skip_optimizer:
         wanted["optimizer"] = get_optimizer_state_dict(state.model, state.optimizer)
     try:
-        dcp.load(wanted, checkpoint_id=folder, process_group=world.control)
+        dcp.load(
+            wanted,
+            checkpoint_id=folder,
+            process_group=world.control,
+            no_dist=not dist.is_initialized(),
+        )
     except (dcp.api.CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
         raise CheckpointError(
             f"{folder} does not fit this run's model and optimizer: {error}"

@@ -31,7 +31,7 @@ class SampleOrder:
         count = len(self._samples)
         if not self._shuffle:
             return list(range(count))
-        return np.random.default_rng(self._seed + epoch).permutation(count).tolist()  # type: ignore[no-any-return]
+        return np.random.default_rng(self._seed + epoch).permutation(count).tolist()
 
     def take(self, count: int) -> list[Sample]:
         """The next `count` samples that train something; the position moves only when all of them

@@ -63,9 +63,9 @@ class SampleCache:
         row = self._rows[index]
         try:
             rendered = build_training_sample(
-                self._renderer,  # type: ignore[arg-type]
-                row.messages,  # type: ignore[arg-type]
-                tools=row.tools,  # type: ignore[arg-type]
+                self._renderer,
+                row.messages,
+                tools=row.tools,
                 ensure_final_stop=True,
             )
         except (ValueError, KeyError, TypeError) as error:
