@@ -14,6 +14,7 @@ from typing import Any
 import docs_pages
 import pytest
 from docs_pages import ROOT, Block, Command
+from test_import_rules import ALLOWED
 
 from prime_rl.cli.main import COMMANDS
 from prime_rl.configs.load import load_run
@@ -150,17 +151,44 @@ def runnable(page: Path, is_slow: bool) -> list[Block]:
     ]
 
 
+def snippets(page: Path, is_slow: bool) -> list[Block]:
+    return [
+        block
+        for block in BLOCKS[page]
+        if block.language == "python"
+        and block.text.startswith("# tested")
+        and ("slow" in block.marks) == is_slow
+    ]
+
+
+def run_snippets(blocks: list[Block]) -> None:
+    """One after the other, as one program."""
+    namespace: dict[str, Any] = {"__name__": "snippet"}
+    for block in blocks:
+        exec(compile(block.text, block.place, "exec"), namespace)
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if runnable(p, False)], ids=name_of)
 def test_commands(page, tmp_path):
     write_files(page, tmp_path)
     run_blocks(runnable(page, False), tmp_path, is_slow=False)
 
 
+@pytest.mark.parametrize("page", [p for p in PAGES if snippets(p, False)], ids=name_of)
+def test_snippets(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_snippets(snippets(page, False))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if runnable(p, True)], ids=name_of)
-def test_slow_commands(page, tmp_path):
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if runnable(p, True) or snippets(p, True)], ids=name_of
+)
+def test_slow_commands_then_slow_snippets(page, tmp_path, monkeypatch):
     write_files(page, tmp_path)
     run_blocks(runnable(page, True), tmp_path, is_slow=True)
+    monkeypatch.chdir(tmp_path)
+    run_snippets(snippets(page, True))
 
 
 def problem_with(words: list[str]) -> str:
@@ -268,24 +296,7 @@ def test_the_field_check_can_fail():
     assert not has_field("orchestrator.batch_sise") and not has_field("trainer.loss.epsilon")
 
 
-# Python
-
-
-def python_pages() -> list[Path]:
-    return [page for page in PAGES if any(is_tested(block) for block in BLOCKS[page])]
-
-
-def is_tested(block: Block) -> bool:
-    return block.language == "python" and block.text.startswith("# tested")
-
-
-@pytest.mark.parametrize("page", python_pages(), ids=name_of)
-def test_python_snippets(page, tmp_path, monkeypatch):
-    """The tested snippets of a page, one after the other, as one program."""
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": "snippet"}
-    for block in filter(is_tested, BLOCKS[page]):
-        exec(compile(block.text, block.place, "exec"), namespace)
+# Plugins
 
 
 @pytest.fixture(scope="module")
@@ -394,3 +405,16 @@ def test_the_readme_loss_is_a_working_wheel_of_forty_lines(tmp_path):
         "[-1.3, 1.6487, -2.0, 0.8] [False, True, True, False]",
         "prime_rl_loss_clip prime-rl-loss-clip",
     ], done.stderr
+
+
+# The rooms
+
+
+def test_the_table_of_arrows_is_the_tested_one():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.split("## Rooms and arrows")[1]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, flags=re.MULTILINE)
+    shown = {room: set(re.findall(r"`(\w+)`", cells)) for room, cells in rows}
+    assert shown == {
+        room: rooms - {"__init__"} for room, rooms in ALLOWED.items() if room[0] != "_"
+    }
