@@ -96,14 +96,17 @@ def test_rotation_is_multiplication_by_complex_numbers() -> None:
     """Pair (i, i + D/2) turns by position * theta^(-2i/D)."""
     settings = read_rotary(ConfigJson({"rope_theta": 100.0}), 8)
     positions = torch.tensor([0, 1, 5, 1000])
-    x_THD = torch.randn(4, 3, 8, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    x_THD = torch.randn(4, 3, 8, generator=generator, dtype=torch.float64)
     rotation = Rotary(settings)(positions, torch.float64)
     found = rotate(x_THD, rotation)
-    angles = positions[:, None].double() * torch.tensor([100.0 ** (-i / 4) for i in range(4)])
+    angles = positions[:, None].double() * torch.tensor(
+        [100.0 ** (-i / 4) for i in range(4)], dtype=torch.float64
+    )
     turned = torch.view_as_complex(torch.stack([x_THD[..., :4], x_THD[..., 4:]], dim=-1))
     turned = turned * torch.polar(torch.ones_like(angles), angles)[:, None]
     expected = torch.cat([turned.real, turned.imag], dim=-1)
-    assert torch.allclose(found, expected, atol=3e-5)  # angles are float32
+    assert torch.allclose(found, expected, atol=3e-4)  # angles are float32: 1000 * 6e-8
 
 
 def test_documents_start_at_position_zero() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,7 +27,35 @@ class RMSNorm(nn.Module):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The function of RMSNorm; weight [H], or [heads, H] with a row of its own for every head."""
-    if x.dtype == torch.float32 == weight.dtype and weight.dim() == 1:
-        return F.rms_norm(x, weight.shape, weight, eps)
+    if x.is_cpu and x.dtype == torch.float32 == weight.dtype:
+        result: Tensor = _PlainRMSNorm.apply(x, weight, eps)
+        return result
     # Without a weight, the kernel rounds where servers do: after normalising, before the weight.
     return F.rms_norm(x, x.shape[-1:], None, eps) * weight.to(x.dtype)
+
+
+class _PlainRMSNorm(torch.autograd.Function):
+    """float32 on a CPU, where torch composes the norm of some ten operations each way: this takes
+    half the time and keeps one number per row beside x for the backward pass.
+
+    r = (|x|^2 / H + eps)^(-1/2), y = x r w. With upstream g and t = g x r:
+    dw = sum of t over rows; dx = g w r - x r^2 <t, w> / H.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = torch.addcmul(x.new_tensor([eps]), length, length, value=1 / x.shape[-1])
+        inverse.rsqrt_()
+        ctx.save_for_backward(x, weight, inverse)
+        return (x * inverse).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        (g,) = upstream
+        x, weight, inverse = ctx.saved_tensors
+        t = (g * x).mul_(inverse)
+        along = (t * weight).sum(-1, keepdim=True)
+        d_weight = t.reshape(-1, *weight.shape).sum(0)
+        factor = inverse.square().mul_(along).mul_(-1 / x.shape[-1])
+        return (g * weight).mul_(inverse).addcmul_(x, factor), d_weight, None
