@@ -10,7 +10,7 @@ from trainer_world import (
     make_run,
     metrics_of,
     random_micro_batch,
-    run_trainer_process,
+    train,
 )
 
 from prime_rl.configs.paths import stage_paths
@@ -52,7 +52,7 @@ def train_rl(folder, ranks, architecture=None, **more):
     rows = {step: rows_of(step) for step in range(1, STEPS + 1)}
     orchestrator = ScriptedOrchestrator(run, rows, ranks)
     try:
-        run_trainer_process(run, ranks)
+        train(run, ranks)
     finally:
         orchestrator.close()
     assert orchestrator.versions[-1] == STEPS
@@ -79,13 +79,13 @@ def test_replicas_and_experts_compute_the_same(tmp_path):
 def test_fine_tuning_resumes_on_another_number_of_ranks(tmp_path):
     """Saved by one rank and continued by two, and the other way round: the same numbers."""
     whole = make_run(tmp_path / "1", "sft", max_steps=4, trainer=parallel(1), ckpt={"interval": 2})
-    run_trainer_process(whole, 1)
+    train(whole, 1)
     assert complete_steps(stage_paths(whole, 0), ("trainer",)) == [2, 4]
     more = make_run(tmp_path / "2", "sft", max_steps=4, trainer=parallel(2), ckpt={"interval": 3})
     more = changed(more, resume={"dir": str(stage_paths(whole, 0).checkpoint(2))})
-    run_trainer_process(more, 2)
+    train(more, 2)
     assert_same(compared(more), compared(whole)[2:])
     fewer = make_run(tmp_path / "3", "sft", max_steps=4, trainer=parallel(1))
     fewer = changed(fewer, resume={"dir": str(stage_paths(more, 0).checkpoint(3))})
-    run_trainer_process(fewer, 1)
+    train(fewer, 1)
     assert_same(compared(fewer), compared(whole)[3:])

@@ -127,6 +127,16 @@ def run_trainer_process(run: RunConfig, ranks: int = 1, timeout_s: float = 120.0
     return output
 
 
+def train(run: RunConfig, ranks: int) -> None:
+    """Run the stage's trainer: in this process when it has one rank."""
+    if ranks > 1:
+        run_trainer_process(run, ranks)
+        return
+    from prime_rl.trainer.main import run_trainer
+
+    run_trainer(run, 0)
+
+
 def random_micro_batch(
     seed: int, vocabulary: int, lengths: list[int], trained: bool = True, **changes: Any
 ) -> MicroBatch:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from prime_rl.parallel.world import World, start_lonely_group
 
@@ -51,9 +51,3 @@ def shard(
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     fully_shard(root, mesh=mesh, mp_policy=policy)
-
-
-def reduce_gradients_now(root: nn.Module, value: bool) -> None:
-    """Whether the next backward sums gradients over ranks, or only adds to this rank's own."""
-    if isinstance(root, FSDPModule):
-        root.set_requires_gradient_sync(value)

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
 from prime_rl.configs.model import ResumeConfig
 from prime_rl.control.checkpoints import ComponentCheckpoint
@@ -69,26 +64,37 @@ class TrainerState:
 
 def save_state(checkpoint: ComponentCheckpoint, state: TrainerState, world: World) -> None:
     """Write the checkpoint of `state.progress.step`; a collective. Whole or absent."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import (
+        get_model_state_dict,
+        get_optimizer_state_dict,
+    )
+
     step = state.progress.step
     if world.is_master:
         checkpoint.begin(step, COMPONENT)
     barrier(world)
     folder = checkpoint.unfinished(step, COMPONENT)
-    dcp.save(
-        {
-            "model": get_model_state_dict(state.model),
-            "optimizer": get_optimizer_state_dict(state.model, state.optimizer),
-        },
-        checkpoint_id=folder / STATE,
-        process_group=world.control,
-        no_dist=not dist.is_initialized(),
-    )
+    tensors = {
+        "model": get_model_state_dict(state.model),
+        "optimizer": get_optimizer_state_dict(state.model, state.optimizer),
+    }
+    with _one_process_is_fine():
+        dcp.save(tensors, checkpoint_id=folder / STATE, process_group=world.control)
     if world.is_master:
         (folder / COUNTERS).write_text(json.dumps(_counters(state), indent=2))
     barrier(world)
     if world.is_master:
         checkpoint.finish(step, COMPONENT)
     barrier(world)
+
+
+@contextmanager
+def _one_process_is_fine() -> Iterator[None]:
+    """Without the library's warning that there is no process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _counters(state: TrainerState) -> dict[str, Any]:
@@ -129,16 +135,20 @@ def load_state(folder: Path, state: TrainerState, resume: ResumeConfig, world: W
 
 
 def _load_tensors(folder: Path, state: TrainerState, skip_optimizer: bool, world: World) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import (
+        get_model_state_dict,
+        get_optimizer_state_dict,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
+
     wanted: dict[str, Any] = {"model": get_model_state_dict(state.model)}
     if not skip_optimizer:
         wanted["optimizer"] = get_optimizer_state_dict(state.model, state.optimizer)
     try:
-        dcp.load(
-            wanted,
-            checkpoint_id=folder,
-            process_group=world.control,
-            no_dist=not dist.is_initialized(),
-        )
+        with _one_process_is_fine():
+            dcp.load(wanted, checkpoint_id=folder, process_group=world.control)
     except (dcp.api.CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
         raise CheckpointError(
             f"{folder} does not fit this run's model and optimizer: {error}"

@@ -16,7 +16,6 @@ from prime_rl.configs.run import RLConfig, SFTConfig
 from prime_rl.configs.trainer import TrainerConfig
 from prime_rl.models.load import load_weights
 from prime_rl.models.setup import ModelSetup, build
-from prime_rl.parallel.shard import data_mesh, shard
 from prime_rl.parallel.world import World
 from prime_rl.trainer.policy import Policy
 
@@ -76,6 +75,8 @@ def build_policy(
     )
     prepare_blocks(model, stage.trainer)
     if not is_plain:
+        from prime_rl.parallel.shard import data_mesh, shard
+
         exact = router_dtype(stage.model, stage.type, compute) == torch.float32
         shard(
             policy,

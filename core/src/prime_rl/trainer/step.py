@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from prime_rl.api import Loss
 from prime_rl.errors import RunError
 from prime_rl.parallel.collectives import sum_over_ranks
-from prime_rl.parallel.shard import reduce_gradients_now
+from prime_rl.parallel.gradients import reduce_gradients_now
 from prime_rl.parallel.world import World
 from prime_rl.trainer.batch import Row
 from prime_rl.trainer.loss import ComponentStreams, row_loss
