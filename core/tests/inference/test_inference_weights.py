@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -179,3 +182,38 @@ def test_an_update_waits_for_no_request_and_frees_the_receiver_at_the_end(serve_
     assert len(asyncio.run(run())["choices"][0]["token_ids"]) == 4
     server.close()
     assert receiver.closed
+
+
+class SlowReceiver(MemoryReceiver):
+    """Stops after the first tensor until the test lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def receive(self, version: int, directory: Path) -> Iterator[NamedTensor]:
+        for number, tensor in enumerate(super().receive(version, directory)):
+            yield tensor
+            if number == 1:
+                self.has_begun.set()
+                assert self.may_go_on.wait(10)
+
+
+def test_a_request_that_arrives_during_an_update_waits_for_it(serve_toy) -> None:
+    receiver = SlowReceiver()
+    server = serve_toy(receiver=receiver)
+    _, receiver.versions[1] = other_weights(server.setup, 5)
+    with ThreadPoolExecutor(2) as pool:
+        update = pool.submit(ask_for, server, 1)
+        assert receiver.has_begun.wait(10)
+        assert server.client.get("/health").status_code == 200
+        request = pool.submit(server.generate, [1, 2], seed=1, max_tokens=5)
+        time.sleep(0.1)
+        assert not request.done()
+        receiver.may_go_on.set()
+        assert update.result(10).status_code == 200
+        during = request.result(10)["choices"][0]
+    after = server.generate([1, 2], seed=1, max_tokens=5)["choices"][0]
+    assert during["token_ids"] == after["token_ids"]
+    assert during["logprobs"] == after["logprobs"]

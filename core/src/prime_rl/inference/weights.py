@@ -39,10 +39,13 @@ class WeightUpdater:
         first = next(tensors, None)  # a payload known to be damaged raises here, weights untouched
         if first is None:
             raise RequestError(400, f"version {version} in {directory} holds no tensors")
-        self.damage = f"the update to version {version} did not complete"
         try:
             with torch.inference_mode(False), torch.no_grad():
                 self.loop.runner.update(itertools.chain([first], tensors))
+        except BaseException:
+            # Only now: requests that arrive during the update wait for it like any others.
+            self.damage = f"the update to version {version} did not complete"
+            raise
         finally:
             self.loop.restart_caches()
         self.damage = None
