@@ -83,7 +83,8 @@ def test_the_resolved_configuration_names_the_plugins(finished):
         **{"type": "ipo", "eps": 0.3, "adv_tau": 1.0},
         "max_importance_ratio": 10000.0,
     }
-    assert any("prime-rl-loss-ipo==" in version for version in resolved["plugin_versions"].values())
+    distributions = {row["distribution"] for row in resolved["plugin_versions"]}
+    assert {"prime-rl", "prime-rl-loss-ipo", "prime-rl-model-qwen3"} <= distributions
 
 
 def test_a_used_directory_is_refused_and_resume_of_a_finished_run_does_nothing(finished):

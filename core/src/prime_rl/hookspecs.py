@@ -16,12 +16,12 @@ hookspec = pluggy.HookspecMarker("prime_rl")
 
 @hookspec
 def resolved_config(config: Mapping[str, Any], run_dir: Path) -> None:
-    """The whole configuration of a stage, as saved, before any process starts."""
+    """The whole configuration of a run, as saved, before any process starts."""
 
 
 @hookspec
 def run_started(run_dir: Path, role: str) -> None:
-    """A process of the run (`trainer`, `orchestrator`, ...) is ready to work."""
+    """A process of the run (`launcher`, `trainer`, `orchestrator`) is ready to work."""
 
 
 @hookspec

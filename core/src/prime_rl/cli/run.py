@@ -17,7 +17,9 @@ from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
 from prime_rl.launch.attempts import prepare_attempt
 from prime_rl.launch.checks import check_run
 from prime_rl.launch.sequence import Sequence, resolve_resume
+from prime_rl.launch.stage import stage_sources
 from prime_rl.plugins import scan
+from prime_rl.plugins.hooks import load_hooks
 
 if TYPE_CHECKING:
     from prime_rl.cli.live import StageView
@@ -59,6 +61,7 @@ def _run(loaded: LoadedRun, console: Console) -> int:
     assert run is not None
     logging.basicConfig(level="INFO", format="%(message)s", force=True)
     check_run(run, loaded.registry)
+    _check_sources(run)
     started = time.monotonic()
     attempt = prepare_attempt(run, arguments, loaded.inputs)
     if arguments.resume is not None:
@@ -69,6 +72,8 @@ def _run(loaded: LoadedRun, console: Console) -> int:
         console.print(f"resolved configuration: {resolved}", soft_wrap=True)
         return 0
     _make_fresh_model(run, loaded)
+    hooks = load_hooks(loaded.registry)
+    hooks.tell("resolved_config", config=run.model_dump(mode="json"), run_dir=run.directory)
 
     def view(
         title: str, stage: SFTConfig | RLConfig, paths: StagePaths
@@ -77,7 +82,9 @@ def _run(loaded: LoadedRun, console: Console) -> int:
 
         return StageView(console, title, stage, paths)
 
+    hooks.tell("run_started", run_dir=run.directory, role="launcher")
     code = Sequence(run, attempt, loaded.registry, view).run()
+    hooks.tell("run_finished", run_dir=run.directory, role="launcher", exit_code=code)
     if code == 0:
         _show_results(run, console, time.monotonic() - started)
     else:
@@ -88,6 +95,15 @@ def _run(loaded: LoadedRun, console: Console) -> int:
             markup=False,
         )
     return code
+
+
+def _check_sources(run: RunConfig) -> None:
+    """Load every task set once: what is wrong with an environment is said before anything starts."""
+    from prime_rl.orchestrator.tasks import load_tasks
+
+    for stage in run.stages:
+        for _, source in stage_sources(stage):
+            load_tasks(source)
 
 
 def _make_fresh_model(run: RunConfig, loaded: LoadedRun) -> None:

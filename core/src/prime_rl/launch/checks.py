@@ -21,7 +21,6 @@ def check_run(run: RunConfig, registry: Registry) -> None:
         check(run, index, registry, stage.trainer.device)
         if isinstance(stage, SFTConfig):
             _check_data(stage, where)
-    _check_environments(run)
 
 
 def _check_model_directory(stage: SFTConfig | RLConfig, index: int, where: str) -> None:
@@ -56,21 +55,3 @@ def _check_data(stage: SFTConfig, where: str) -> None:
         raise ConfigError(f"{where}: data.source {source!r} cannot be loaded: {error}") from error
     if not callable(found):
         raise ConfigError(f"{where}: data.source {source!r} is not a function")
-
-
-def _check_environments(run: RunConfig) -> None:
-    """Let the environment library check every `env` section against the task set's own config."""
-    from verifiers.v1.utils.loaders import resolve_env_config
-
-    for index, stage in enumerate(run.stages):
-        blocks = [stage.eval] if isinstance(stage, SFTConfig) else []
-        if isinstance(stage, RLConfig):
-            blocks = [stage.orchestrator.train, stage.orchestrator.eval]
-        for block in blocks:
-            for source in block.source if block is not None else []:
-                try:
-                    resolve_env_config(source.env)
-                except (ValueError, TypeError, ImportError, AttributeError) as error:
-                    raise ConfigError(
-                        f"stage {stage_name(run, index)}: source {source.label!r}: env: {error}"
-                    ) from error

@@ -20,6 +20,19 @@ BASE_ENVIRONMENT = {
 """Defaults of every process; the recipe's `env_vars` win."""
 
 
+def stage_sources(
+    stage: SFTConfig | RLConfig,
+) -> Iterator[tuple[str, TrainSourceConfig | EvalSourceConfig]]:
+    """Every source of a stage with its split: train or eval."""
+    if isinstance(stage, RLConfig):
+        yield from (("train", source) for source in stage.orchestrator.train.source)
+        evaluated = stage.orchestrator.eval
+    else:
+        evaluated = stage.eval
+    if evaluated is not None:
+        yield from (("eval", source) for source in evaluated.source)
+
+
 class StageProcesses:
     """Makes the `Process` records of one stage of one attempt."""
 
@@ -71,18 +84,9 @@ class StageProcesses:
             yield self._process(f"{prefix}engine_{index}", ["serve", "--index", str(index), *extra])
 
     def _environment_servers(self, prefix: str = "") -> Iterator[Process]:
-        for split, source in self._sources():
+        for split, source in stage_sources(self.stage):
             arguments = ["env-server", "--split", split, "--source", source.label]
             yield self._process(f"{prefix}env_{split}_{source.label}", arguments)
-
-    def _sources(self) -> Iterator[tuple[str, TrainSourceConfig | EvalSourceConfig]]:
-        if isinstance(self.stage, RLConfig):
-            yield from (("train", source) for source in self.stage.orchestrator.train.source)
-            evaluated = self.stage.orchestrator.eval
-        else:
-            evaluated = self.stage.eval
-        if evaluated is not None:
-            yield from (("eval", source) for source in evaluated.source)
 
     def _trainer(self) -> Process:
         ranks = self.stage.trainer.parallel.ranks
