@@ -81,6 +81,11 @@ class Model(Plugin):
         The module's forward takes a PackedBatch and returns final hidden states [T, H], after the
         final norm. `module.lm_head` is an `nn.Linear` without bias, or None when the embedding
         `module.embed_tokens` is tied. `module.layers` is an `nn.ModuleList` of the blocks.
+
+        Parameters are made in torch's default dtype, but for those whose dtype the model fixes. No
+        non-persistent buffers: a module is built on the meta device and filled from a checkpoint,
+        so what can be computed is computed when it is needed. Routers compute in the dtype of
+        their weights, which a run may set apart (`model.moe.router_dtype`).
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ heads, K key heads, G = N / K query heads per key head, D head size, B = S * K.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from prime_rl.api.model import Decoder, DecodeRequest
 from prime_rl_model_qwen3.architecture import Qwen3Architecture
-from prime_rl_model_qwen3.decode_layer import DecodeLayer, fast_norm
+from prime_rl_model_qwen3.decode_layer import DecodeLayer, DecodeNorm
 from prime_rl_model_qwen3.model import Block, Qwen3Module
 
 COPIED_BYTES = 256 * 1024**2
@@ -70,6 +70,7 @@ class Qwen3Decoder(Decoder):
                 for block in self.module.layers
                 if isinstance(block, Block)
             ]
+            self.norm = DecodeNorm(self.module.norm.weight, self.module.norm.eps)
         x_TH = F.embedding(step.tokens_T, self.module.embed_tokens.weight)
         for number, layer in enumerate(self.layers):
             fused = layer.project(x_TH, step.cos_T1D, step.sin_T1D)
@@ -79,8 +80,7 @@ class Qwen3Decoder(Decoder):
             x_TH = layer.finish(x_TH, mixed_TF)
         if step.last_R is not None:
             x_TH = x_TH[step.last_R]
-        norm = self.module.norm
-        return fast_norm(x_TH, norm.weight, norm.eps, self.layers[0].eps_1)
+        return self.norm(x_TH)
 
     def _prepare(self, requests: Sequence[DecodeRequest]) -> _Step:
         tokens: list[int] = []
@@ -222,8 +222,7 @@ class Qwen3Decoder(Decoder):
         return mixed[0].transpose(0, 1)
 
 
-@dataclass(frozen=True)
-class _Singles:
+class _Singles(NamedTuple):
     """Requests that append one token."""
 
     rows: Tensor | None
@@ -241,8 +240,7 @@ class _Singles:
     """0 or -inf to add to the scores; None when every place is visible."""
 
 
-@dataclass(frozen=True)
-class _Fresh:
+class _Fresh(NamedTuple):
     """Requests that start a sequence with several tokens."""
 
     rows: Tensor
@@ -250,8 +248,7 @@ class _Fresh:
     lengths: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """What all layers of one forward share."""
 
     tokens_T: Tensor
