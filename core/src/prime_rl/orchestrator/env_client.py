@@ -8,6 +8,7 @@ than everything else the orchestrator does with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Mapping
@@ -15,7 +16,6 @@ from typing import Any, Protocol
 
 import msgpack
 import zmq
-import zmq.asyncio
 from verifiers.v1.serve.delta import EpisodeAssembly, TraceSummary, unpack
 
 from prime_rl.errors import RunError
@@ -23,6 +23,7 @@ from prime_rl.errors import RunError
 log = logging.getLogger(__name__)
 
 HEALTH_INTERVAL_S = 0.2
+HEALTH_ID = "health"
 
 
 class EpisodeRefused(RuntimeError):
@@ -70,7 +71,7 @@ class ServedEpisode:
     async def result(self) -> dict[str, Any]:
         """See EpisodeCall.result. Raises EpisodeRefused when the server refuses."""
         try:
-            await self._client.send(self.id, b"run", self._request)
+            self._client.send(self.id, b"run", self._request)
             answer = unpack(await self.reply)
         except asyncio.CancelledError:
             self._client.abort(self.id)
@@ -84,21 +85,27 @@ class ServedEpisode:
 
 
 class EnvironmentClient:
-    """Connection to the env server of one source."""
+    """Connection to the env server of one source.
+
+    A plain socket whose descriptor the event loop watches: the asyncio socket of pyzmq costs
+    several times as much per message. The descriptor only signals edges, so everything there is
+    gets read whenever the socket has been touched.
+    """
 
     def __init__(self, address: str, client: Mapping[str, Any]) -> None:
         self.address = address
         self._client_settings = dict(client)
-        self._context = zmq.asyncio.Context()
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         for option in (zmq.SNDHWM, zmq.RCVHWM):
             self._socket.setsockopt(option, 0)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.connect(address)
         self._calls: dict[str, ServedEpisode] = {}
-        self._receiving = asyncio.create_task(self._receive())
-        self._aborting: set[asyncio.Task[None]] = set()
         self._healthy = asyncio.Event()
+        self._descriptor = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._read)
 
     def start(
         self, task: Mapping[str, Any], model: str, sampling: Mapping[str, Any]
@@ -118,56 +125,56 @@ class EnvironmentClient:
 
     async def wait_healthy(self, timeout_s: float) -> None:
         """Wait until the server answers. Raises RunError."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        deadline = self._loop.time() + timeout_s
         while not self._healthy.is_set():
-            if asyncio.get_running_loop().time() > deadline:
+            if self._loop.time() > deadline:
                 raise RunError(f"the environment server at {self.address} does not answer")
-            await self.send("health", b"health", msgpack.packb({}))
-            try:
+            self.send(HEALTH_ID, b"health", msgpack.packb({}))
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._healthy.wait(), HEALTH_INTERVAL_S)
-            except TimeoutError:
-                continue
 
-    async def send(self, request_id: str, method: bytes, payload: bytes) -> None:
-        """Send one request."""
-        await self._socket.send_multipart([request_id.encode(), method, payload])
+    def send(self, request_id: str, method: bytes, payload: bytes) -> None:
+        """Send one request. Without a high-water mark this never waits."""
+        self._socket.send_multipart([request_id.encode(), method, payload], zmq.NOBLOCK)
+        self._loop.call_soon(self._read)
 
     def abort(self, request_id: str) -> None:
-        """Tell the server to end an episode nobody waits for; does not wait itself."""
-        payload = msgpack.packb({"request_id": request_id})
-        task = asyncio.get_running_loop().create_task(
+        """Tell the server to end an episode nobody waits for."""
+        if not self._socket.closed:
+            payload = msgpack.packb({"request_id": request_id})
             self.send(uuid.uuid4().hex, b"cancel", payload)
-        )
-        self._aborting.add(task)
-        task.add_done_callback(self._aborting.discard)
 
     def forget(self, request_id: str) -> None:
         """The call is over."""
         self._calls.pop(request_id, None)
 
-    async def _receive(self) -> None:
-        while True:
-            frames = await self._socket.recv_multipart()
-            if len(frames) != 3:
-                log.warning("dropped a message of %d frames from %s", len(frames), self.address)
-                continue
-            request_id, kind, data = frames
-            if request_id == b"health":
-                self._healthy.set()
-                continue
-            call = self._calls.get(request_id.decode())
-            if call is None:
-                continue
-            if kind == b"delta":
-                call.assembly.apply(unpack(data))
-            elif not call.reply.done():
-                call.reply.set_result(data)
+    def _read(self) -> None:
+        """Take every message that is there."""
+        while not self._socket.closed:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take(frames)
+
+    def _take(self, frames: list[bytes]) -> None:
+        if len(frames) != 3:
+            log.warning("dropped a message of %d frames from %s", len(frames), self.address)
+            return
+        request_id, kind, data = frames
+        if request_id == HEALTH_ID.encode():
+            self._healthy.set()
+            return
+        call = self._calls.get(request_id.decode())
+        if call is None:
+            return
+        if kind == b"delta":
+            call.assembly.apply(unpack(data))
+        elif not call.reply.done():
+            call.reply.set_result(data)
 
     async def close(self) -> None:
         """See Environment.close."""
-        if self._aborting:
-            await asyncio.wait(self._aborting, timeout=0.5)
-        self._receiving.cancel()
-        await asyncio.gather(self._receiving, return_exceptions=True)
+        self._loop.remove_reader(self._descriptor)
         self._socket.close()
         self._context.term()

@@ -335,6 +335,9 @@ class Orchestrator:
         """A progress line every interval."""
         while True:
             await asyncio.sleep(self._stage.log.interval_s)
+            if self.progress.step > self._stage.max_steps:
+                log.info("every batch has shipped; engines run version %d", self.policy.version)
+                continue
             log.info(
                 "filling step %d/%d: %d of %d episodes, %d in flight, version %d",
                 self.progress.step,
