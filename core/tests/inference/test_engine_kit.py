@@ -123,7 +123,7 @@ def greedy_draws(patch: pytest.MonkeyPatch) -> None:
 
     def prepare(self: Sampler, sequences: Any) -> None:
         whole(self, sequences)
-        self._greedy = None
+        self._greedy_rows = []
 
     patch.setattr(Sampler, "_prepare", prepare)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from prime_rl.inference.sampler import Sampler
+from prime_rl.inference.sampler import Sampler, _draw_on_device
 from prime_rl.inference.sequence import SamplingParams, Sequence
 
 
@@ -158,3 +158,32 @@ def test_likeliest_candidates_come_with_their_logprobs() -> None:
     assert tops[0][0][1] == pytest.approx(-0.407606, abs=1e-6)
     assert [token for token, _ in tops[1]] == [1, 2]
     assert tops[1][1][1] == pytest.approx(-1.313262, abs=1e-6)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.5}, {"temperature": 0.0}])
+def test_host_and_device_arithmetic_agree(params: dict[str, float]) -> None:
+    logits = 3 * torch.randn(40, 70, generator=torch.Generator().manual_seed(1))
+    by_host = Sampler().sample(logits.clone(), [sequence(seed=n, **params) for n in range(40)])
+    draws = [sequence(seed=n).draws.random() for n in range(40)]
+    scaled = logits / (params.get("temperature") or 1.0)
+    greedy = list(range(40)) if params.get("temperature") == 0.0 else []
+    tokens, logprobs = _draw_on_device(scaled, draws, greedy)
+    assert tokens == by_host.tokens
+    assert logprobs == pytest.approx(by_host.logprobs, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("shift", [0.0, 900.0, -900.0])
+def test_huge_logits_are_sampled_all_the_same(shift: float) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    near = Sampler().sample(logits.clone(), [sequence(seed=3)])
+    far = Sampler().sample(logits + shift, [sequence(seed=3)])
+    assert far.tokens == near.tokens
+    assert far.logprobs == pytest.approx(near.logprobs, abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_give_no_finite_logprob(bad: float) -> None:
+    drawn = Sampler().sample(torch.tensor([[0.0, bad, 1.0]]), [sequence()])
+    assert not math.isfinite(drawn.logprobs[0])
+    assert 0 <= drawn.tokens[0] < 3

@@ -73,7 +73,8 @@ class EngineLoop:
         self._pauses: list[Future[Any]] = []
         self._admits = True
         self._is_in_slot_order = True
-        self._must_stop = False
+        self.is_stopping = False
+        """Told to end."""
         self._wake = threading.Event()
         self._progress: list[Progress] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -96,7 +97,7 @@ class EngineLoop:
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread after the step it is in."""
-        self._must_stop = True
+        self.is_stopping = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -162,8 +163,10 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            if self.runner.device.type == "cuda":
+                torch.cuda.set_device(self.runner.device)  # per thread; kernels launch there
             with torch.inference_mode():
-                while not self._must_stop:
+                while not self.is_stopping:
                     self._take_commands()
                     has_work = bool(self._running or (self._admits and self._waiting))
                     if has_work and not self.is_paused:
@@ -176,7 +179,7 @@ class EngineLoop:
             logger.exception("the engine stopped")
             self.failure = f"{type(error).__name__}: {error}"
         else:
-            self.failure = "the engine was stopped"
+            self.failure = "the engine is shutting down"
         for sequence in [*self._running, *self._waiting, *self._inbox]:
             sequence.error = self.failure
             self._finish(sequence, "error")

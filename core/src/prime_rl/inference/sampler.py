@@ -7,8 +7,10 @@ gets the same number. Greedy sequences report the plain softmax over the whole v
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -45,22 +47,15 @@ class Sampler:
         if self._temperatures is not None:
             logits = logits / self._temperatures
         rows = sorted({*self._filtered_rows, *banned}) if banned else self._filtered_rows
-        logprobs = torch.log_softmax(logits, dim=-1)
-        draws = torch.tensor(
-            [sequence.draws.random() * BELOW_ONE for sequence in sequences],
-            dtype=torch.float64,
-            device=self.device,
-        )
-        tokens = _draw(logprobs, draws)
-        if self._greedy is not None:
-            tokens = torch.where(self._greedy, logprobs.argmax(dim=-1), tokens)
-        chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-        sampled = Sampled(tokens.tolist(), chosen.tolist())
+        draws = [sequence.draws.random() * BELOW_ONE for sequence in sequences]
+        draw = _draw_on_host if self.device.type == "cpu" else _draw_on_device
+        sampled = Sampled(*draw(logits, draws, self._greedy_rows))
         if rows:
             self._sample_filtered(logits, draws, sequences, rows, sampled)
         for row in self._top_rows:
             if row not in sampled.tops:
-                sampled.tops[row] = _likeliest(logprobs[row], sequences[row].params.top_logprobs)
+                count = sequences[row].params.top_logprobs
+                sampled.tops[row] = _likeliest(logits[row].log_softmax(dim=0), count)
         return sampled
 
     def _prepare(self, sequences: list[Sequence]) -> None:
@@ -75,8 +70,7 @@ class Sampler:
             if all(value == 1.0 for value in temperatures)
             else torch.tensor(temperatures, dtype=torch.float32, device=self.device)[:, None]
         )
-        greedy = [p.is_greedy for p in params]
-        self._greedy = torch.tensor(greedy, device=self.device) if any(greedy) else None
+        self._greedy_rows = [row for row, p in enumerate(params) if p.is_greedy]
 
     def _ban_stop_tokens(self, logits: Tensor, sequences: list[Sequence]) -> list[int]:
         """Rule out stop tokens in sequences below their least length; returns their rows."""
@@ -91,7 +85,7 @@ class Sampler:
     def _sample_filtered(
         self,
         logits: Tensor,
-        draws: Tensor,
+        draws: list[float],
         sequences: list[Sequence],
         rows: list[int],
         sampled: Sampled,
@@ -113,9 +107,8 @@ class Sampler:
             before = masses.cumsum(dim=-1) - masses
             ordered = ordered.masked_fill((before >= bounds) & (rank > 0), -torch.inf)
         logprobs = torch.log_softmax(ordered, dim=-1)
-        places = _draw(logprobs, draws[rows])
-        if self._greedy is not None:
-            places = torch.where(self._greedy[rows], torch.zeros_like(places), places)
+        chances = [0.0 if p.is_greedy else draws[row] for row, p in zip(rows, params, strict=True)]
+        places = _inverse_cumulative(logprobs, chances)
         counts = (ordered > -torch.inf).sum(dim=-1).tolist()
         tokens = ids.gather(1, places[:, None])[:, 0].tolist()
         chosen = logprobs.gather(1, places[:, None])[:, 0].tolist()
@@ -130,11 +123,48 @@ class Sampler:
                 sampled.tops[row] = list(zip(ids[index, :count].tolist(), best, strict=True))
 
 
-def _draw(logprobs: Tensor, draws: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution at `draws` [B]; int64 [B]. Float64 sums, so that the
-    small steps of a large vocabulary survive."""
+def _draw_on_host(
+    logits: Tensor, draws: list[float], greedy_rows: list[int]
+) -> tuple[list[int], list[float]]:
+    """Tokens and their log-probabilities with as few array operations as there can be: between two
+    steps of a small model each costs more than its arithmetic. Float64 holds the exponentials of
+    any logits below 709, so nothing is subtracted first."""
+    values = logits.numpy()
+    cumulative = numpy.exp(values, dtype=numpy.float64).cumsum(axis=1)
+    totals = cumulative[:, -1].tolist()
+    if not all(0.0 < total < math.inf for total in totals):
+        return _draw_on_device(logits, draws, greedy_rows)
+    last = values.shape[1] - 1
+    tokens = [
+        min(int(row.searchsorted(draw * total, side="right")), last)
+        for row, draw, total in zip(cumulative, draws, totals, strict=True)
+    ]
+    for row in greedy_rows:
+        tokens[row] = int(values[row].argmax())
+    return tokens, [
+        values.item(row, token) - math.log(total)
+        for row, (token, total) in enumerate(zip(tokens, totals, strict=True))
+    ]
+
+
+def _draw_on_device(
+    logits: Tensor, draws: list[float], greedy_rows: list[int]
+) -> tuple[list[int], list[float]]:
+    """The same with torch, where the logits are."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    tokens = _inverse_cumulative(logprobs, draws)
+    if greedy_rows:
+        tokens[greedy_rows] = logprobs[greedy_rows].argmax(dim=-1)
+    chosen = logprobs.gather(1, tokens[:, None])[:, 0]
+    return tokens.tolist(), chosen.tolist()
+
+
+def _inverse_cumulative(logprobs: Tensor, draws: list[float]) -> Tensor:
+    """int64 [B]: where the cumulative distribution of each row passes its draw. Float64 sums, so
+    that the small steps of a large vocabulary survive."""
     cumulative = logprobs.double().exp().cumsum(dim=-1)
-    targets = (draws * cumulative[:, -1])[:, None]
+    chances = torch.tensor(draws, dtype=torch.float64, device=logprobs.device)
+    targets = (chances * cumulative[:, -1])[:, None]
     places = torch.searchsorted(cumulative, targets, right=True)[:, 0]
     return places.clamp(max=logprobs.shape[1] - 1)
 

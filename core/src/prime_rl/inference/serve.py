@@ -6,7 +6,11 @@ import asyncio
 import ipaddress
 import logging
 import random
+import signal
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -35,6 +39,7 @@ SHUTDOWN_S = 2
 
 def serve(config: EmbeddedConfig, spec: EngineSpec) -> None:
     """Load the model, answer requests, return after SIGTERM or SIGINT."""
+    spec.url_file.unlink(missing_ok=True)
     torch.set_num_threads(spec.threads)
     registry = scan()
     setup = prepare(spec.model_section, spec.model_dir, registry)
@@ -45,7 +50,7 @@ def load_runner(config: EmbeddedConfig, spec: EngineSpec, setup: ModelSetup) -> 
     """The model with its weights on the engine's device."""
     dtype = getattr(torch, spec.compute_dtype)
     module = build(setup, device="meta", dtype=dtype)
-    load_weights(module, setup.layout, spec.model_dir, spec.device)
+    load_weights(module, setup.layout, spec.model_dir, device_of(spec))
     module.eval().requires_grad_(False)
     return ModelRunner(
         setup.plugin,
@@ -58,6 +63,15 @@ def load_runner(config: EmbeddedConfig, spec: EngineSpec, setup: ModelSetup) -> 
         use_decode_cache=config.use_decode_cache,
         records_routes=spec.return_routed_experts,
     )
+
+
+def device_of(spec: EngineSpec) -> torch.device:
+    """The engine's own device: with several accelerators, engines take them from the last one
+    down, and the trainer's ranks from the first one up."""
+    if spec.device != "cuda":
+        return torch.device(spec.device)
+    found = torch.cuda.device_count()
+    return torch.device("cuda", (found - 1 - spec.index) % found)
 
 
 def limits_of(spec: EngineSpec, setup: ModelSetup) -> Limits:
@@ -126,7 +140,7 @@ async def serve_model(
     listener = _listen(spec.host, spec.port)
     service = build_service(config, spec, setup, receiver)
     engine = service.loop
-    server = uvicorn.Server(
+    server = QuietServer(
         uvicorn.Config(
             build_application(service),
             access_log=False,
@@ -138,13 +152,13 @@ async def serve_model(
     )
     engine.start()
     announcer = asyncio.create_task(_announce(server, listener, spec))
-    watcher = asyncio.create_task(_end_with_engine(server, engine))
+    watcher = asyncio.create_task(_end_together(server, engine))
     try:
         await server.serve(sockets=[listener])
     finally:
         announcer.cancel()
         watcher.cancel()
-        failure = engine.failure
+        failure = None if engine.is_stopping else engine.failure
         engine.stop()
         listener.close()
         if receiver is not None:
@@ -199,8 +213,30 @@ def write_line(path: Path, text: str) -> None:
     temporary.rename(path)
 
 
-async def _end_with_engine(server: uvicorn.Server, engine: EngineLoop) -> None:
-    """A server without an engine must not live on."""
-    while engine.failure is None:
-        await asyncio.sleep(0.1)
+async def _end_together(server: uvicorn.Server, engine: EngineLoop) -> None:
+    """A server without an engine must not live on; a server that is told to end answers whoever
+    waits for the engine at once."""
+    while engine.failure is None and not server.should_exit:
+        await asyncio.sleep(0.05)
     server.should_exit = True
+    await asyncio.to_thread(engine.stop)
+
+
+class QuietServer(uvicorn.Server):
+    """Ends on SIGTERM and SIGINT by returning, so that what it holds is closed in order. (uvicorn's
+    own way is to raise the signal again once it has shut down.)"""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install the handlers, in the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)

@@ -85,7 +85,10 @@ class EngineService:
             hangup.cancel()
             if not done.done():
                 self.cancel(sequences)
-        raise_for_error(sequences)
+        for sequence in sequences:
+            if sequence.finish_reason == "error":
+                status = 500 if self.loop.failure is None else 503
+                raise RequestError(status, f"generation failed: {sequence.error}")
 
     def stream(self, sequences: list[Sequence]) -> AsyncGenerator[Progress, None]:
         """(sequence, tokens it has or ENDED) as steps end; leaving the iterator early cancels.
@@ -126,13 +129,6 @@ class EngineService:
                     sequence.finished(sequence)
             elif sequence.notify is not None:
                 sequence.notify(sequence, length)
-
-
-def raise_for_error(sequences: list[Sequence]) -> None:
-    """Raise RequestError when the engine failed on one of the sequences."""
-    for sequence in sequences:
-        if sequence.finish_reason == "error":
-            raise RequestError(500, f"generation failed: {sequence.error}")
 
 
 async def _hangup(receive: Receive) -> None:
