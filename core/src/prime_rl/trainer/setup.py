@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from prime_rl.api import Kernels
 from prime_rl.configs.model import ModelConfig
 from prime_rl.configs.run import RLConfig, SFTConfig
 from prime_rl.configs.trainer import TrainerConfig
@@ -73,7 +74,7 @@ def build_policy(
         stage.trainer.memory.logprob_chunk_tokens,
         with_entropy=stage.type == "rl",
     )
-    prepare_blocks(model, stage.trainer)
+    prepare_blocks(model, setup.kernels, stage.trainer)
     if not is_plain:
         from prime_rl.parallel.shard import data_mesh, shard
 
@@ -116,13 +117,26 @@ def _owners(model: nn.Module, parameters: list[nn.Parameter]) -> list[nn.Module]
     ]
 
 
-def prepare_blocks(model: nn.Module, trainer: TrainerConfig) -> None:
+def prepare_blocks(model: nn.Module, kernels: Kernels, trainer: TrainerConfig) -> None:
     """Recompute activations and compile, block by block, as configured."""
+    if trainer.memory.compile:
+        leave_kernels_alone(kernels)
     for block in _blocks(model):
         if trainer.memory.activation_checkpointing == "full":
             recompute_in_backward(block)
         if trainer.memory.compile:
-            block.compile(dynamic=True)
+            block.compile()
+
+
+def leave_kernels_alone(kernels: Kernels) -> None:
+    """Compiled blocks call attention and experts as they are: those work by document lengths and
+    token counts, which differ in every row, and a graph that held them would be rebuilt each time.
+    """
+    from torch.compiler import disable
+
+    kernels.attention.attend = disable(kernels.attention.attend)  # type: ignore[method-assign]
+    for backend in set(kernels.moe):
+        backend.experts = disable(backend.experts)  # type: ignore[method-assign]
 
 
 def recompute_in_backward(block: nn.Module) -> None:
