@@ -19,6 +19,9 @@ from prime_rl.layers import routing
 from prime_rl.models.head import head_weight
 from prime_rl.models.load import load_named
 
+COPIED_HEAD_BYTES = 64 * 2**20
+"""Heads up to this size are kept a second time, transposed."""
+
 
 class ModelRunner:
     """One module, one decoder. Used from the engine thread only."""
@@ -65,11 +68,9 @@ class ModelRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [B, V] of hidden states [B, H]; products of bfloat16 values are summed in
         float32, as the trainer does."""
-        if self._head.dtype == torch.float32:
-            return hidden.float() @ self._head.T
-        if self.device.type == "cuda":
-            return torch.mm(hidden.to(self._head.dtype), self._head.T, out_dtype=torch.float32)
-        return hidden.float() @ self._head.T.float()
+        if self.device.type == "cuda" and self._head_HV.dtype != torch.float32:
+            return torch.mm(hidden.to(self._head_HV.dtype), self._head_HV, out_dtype=torch.float32)
+        return torch.mm(hidden.float(), self._head_HV)
 
     def update(self, tensors: Iterable[NamedTensor]) -> None:
         """Write new weights in place and forget what was cached with the old ones."""
@@ -80,7 +81,14 @@ class ModelRunner:
             self.decoder.forget()
 
     def _read_head(self) -> None:
-        self._head = head_weight(self.module).detach()
+        """The head's weight as [H, V]; on a CPU in float32, and transposed in memory when small:
+        few rows are multiplied by it up to three times faster."""
+        head_HV = head_weight(self.module).detach().T
+        if self.device.type == "cpu":
+            head_HV = head_HV.float()
+            if head_HV.nbytes <= COPIED_HEAD_BYTES:
+                head_HV = head_HV.contiguous()
+        self._head_HV = head_HV
 
     def _store_routes(
         self,
@@ -118,7 +126,14 @@ def _decoder(
     """The plugin's decode cache, or the generic path."""
     decoder = None
     if use_decode_cache:
-        decoder = plugin.decoder(module, architecture, max_running, max_model_len)
+        try:
+            decoder = plugin.decoder(module, architecture, max_running, max_model_len)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the decode cache of {max_running} sequences of {max_model_len} tokens does not "
+                "fit into the device's memory; lower inference.engine.max_running or "
+                f"inference.max_model_len ({str(error).splitlines()[0]})"
+            ) from error
     if decoder is None and use_decode_cache is True:
         raise ConfigError(
             f"inference.engine.use_decode_cache is true, but the model plugin "
