@@ -201,6 +201,7 @@ def test_router_is_frozen_in_rl_and_trains_in_fine_tuning(tmp_path):
         assert routers
         assert all(before[name].equal(after[name]) == is_frozen for name in routers)
         assert not before["lm_head.weight"].equal(after["lm_head.weight"])
+        assert metrics_of(run)[-1]["max_vio/mean"] > 0
 
 
 def test_silent_engines_are_an_error_in_time(tmp_path):

@@ -14,12 +14,14 @@ from prime_rl.api import Loss, LossOutput, Model
 from prime_rl.configs.base import PluginConfig
 from prime_rl.configs.trainer import AdamWConfig, ConstantScheduleConfig
 from prime_rl.errors import RunError
+from prime_rl.layers.routing import record
 from prime_rl.parallel.world import World
 from prime_rl.traces.annotations import AnnotationWriter
-from prime_rl.trainer.annotate import annotate
+from prime_rl.trainer.annotate import Annotator
 from prime_rl.trainer.batch import build_row
 from prime_rl.trainer.optim import build_optimizer
 from prime_rl.trainer.policy import Policy
+from prime_rl.trainer.routing_load import RoutingLoad
 from prime_rl.trainer.schedule import Schedule
 from prime_rl.trainer.setup import recompute_in_backward
 from prime_rl.trainer.speed import peak_flops, speed_metrics
@@ -222,9 +224,9 @@ def test_every_token_of_a_known_trace_is_annotated(tmp_path):
     row = documents()
     stepper = stepper_of(Toy(True), keep_traces=True)
     result = stepper.step(batch_of(1, [row]))
-    writer = AnnotationWriter(tmp_path, "trainer_0")
-    annotate(writer, 1, result.traces)
-    writer.close()
+    annotator = Annotator(AnnotationWriter(tmp_path, "trainer_0"))
+    annotator.add(1, result.traces)
+    annotator.flush()
     lines = (tmp_path / "annotations" / "trainer_0.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert [record["trace_id"] for record in records] == ["trace-0", "trace-2"]
@@ -238,6 +240,40 @@ def test_every_token_of_a_known_trace_is_annotated(tmp_path):
     ratios = np.exp(np.array(branch["trainer_logprobs"][1:]) - row.inference_logprobs[8:])
     expected = [r - 1 - math.log(r) for r in ratios]
     assert branch["mismatch_kl"][1:] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    annotator.close()
+
+
+class FullDisk:
+    """A writer that cannot write."""
+
+    def write(self, *record):
+        raise OSError("no space left")
+
+    def flush(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_failed_annotation_stops_the_trainer():
+    result = stepper_of(Toy(True), keep_traces=True).step(batch_of(1, [documents()]))
+    annotator = Annotator(FullDisk())
+    annotator.add(1, result.traces)
+    with pytest.raises(OSError, match="no space left"):
+        annotator.flush()
+    annotator.close()
+
+
+def test_load_of_experts_by_hand():
+    """Tokens of 3 experts: 4, 1, 1 in layer 0 and 2, 2, 2 in layer 1."""
+    load = RoutingLoad(experts=3)
+    for first, second in (([0, 0, 0], [0, 1, 2]), ([0, 1, 2], [2, 1, 0])):
+        with load.watch():
+            record(0, torch.tensor(first)[:, None])
+            record(1, torch.tensor(second)[:, None])
+    assert load.metrics(World(0, 1, CPU, None)) == {"max_vio/mean": pytest.approx(0.5)}
+    assert load.metrics(World(0, 1, CPU, None)) == {}
 
 
 def test_speed():

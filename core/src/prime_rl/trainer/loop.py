@@ -75,6 +75,7 @@ class TrainingLoop:
             world,
             self.stage.trainer.optim.max_norm,
             keep_traces=self.keeps_traces,
+            experts=self._experts(),
         )
         self._peak = peak_flops(world.device) if world.is_master else None
         self._metrics: MetricsWriter | None = None
@@ -93,6 +94,9 @@ class TrainingLoop:
     def after_step(self, step: int, result: StepResult) -> dict[str, float]:
         """Runs right after the weights moved; returns more metrics of the step."""
         return {}
+
+    def before_checkpoint(self) -> None:
+        """Runs before a checkpoint is written: finish what must not be lost behind it."""
 
     def run(self) -> None:
         """Train to the last step and export the weights."""
@@ -182,6 +186,11 @@ class TrainingLoop:
         assert isinstance(loss, Loss)
         return loss
 
+    def _experts(self) -> int:
+        """Experts per layer to report the load of; compiled blocks cannot be watched."""
+        routers = self.setup.plugin.router_parameters(self.policy.model)
+        return routers[0].shape[0] if routers and not self.stage.trainer.memory.compile else 0
+
     def _resume(self) -> int:
         """Load the checkpoint that the run continues from; the step it was saved after, or 0."""
         resume = self.stage.resume
@@ -202,6 +211,7 @@ class TrainingLoop:
         if config is None or not is_due(step, config, self.stage.max_steps, self.resumed_after):
             return 0.0
         started = time.perf_counter()
+        self.before_checkpoint()
         save_state(ComponentCheckpoint(self.paths), self.state, self.world)
         if self.world.is_master:
             apply_retention(self.paths, COMPONENTS[self.stage.type], config)

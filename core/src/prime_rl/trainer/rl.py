@@ -6,7 +6,7 @@ from prime_rl.api import WeightTransport
 from prime_rl.batches.opening import open_batch_client
 from prime_rl.configs.run import RLConfig
 from prime_rl.traces.annotations import AnnotationWriter
-from prime_rl.trainer.annotate import annotate
+from prime_rl.trainer.annotate import Annotator
 from prime_rl.trainer.feed import Feed, pulled_batches
 from prime_rl.trainer.loop import TrainingLoop
 from prime_rl.trainer.publish import Publisher
@@ -17,14 +17,15 @@ class RLTraining(TrainingLoop):
     """Step n trains on batch n and publishes version n; version 0 is what the stage started from."""
 
     keeps_traces = True
+    annotator: Annotator | None = None
 
     def before_loop(self) -> None:
         """Publish the version that batches of the first step are generated with: 0, or N after a
         resume at N."""
         self.publisher = self._open_publisher()
-        self.annotations: AnnotationWriter | None = None
         if self.rl_stage.orchestrator.save_episodes:
-            self.annotations = AnnotationWriter(self.paths.traces, f"trainer_{self.world.rank}")
+            producer = f"trainer_{self.world.rank}"
+            self.annotator = Annotator(AnnotationWriter(self.paths.traces, producer))
         self._publish(self.resumed_after)
 
     @property
@@ -46,11 +47,16 @@ class RLTraining(TrainingLoop):
         )
 
     def after_step(self, step: int, result: StepResult) -> dict[str, float]:
-        """Publish version `step`, the last one included, then annotate while engines generate."""
+        """Publish version `step`, the last one included, then annotate beside the next step."""
         seconds = self._publish(step)
-        if self.annotations is not None:
-            annotate(self.annotations, step, result.traces)
+        if self.annotator is not None:
+            self.annotator.add(step, result.traces)
         return {"time/broadcast_weights": seconds}
+
+    def before_checkpoint(self) -> None:
+        """A resumed run does not annotate the steps before its checkpoint again."""
+        if self.annotator is not None:
+            self.annotator.flush()
 
     def _open_publisher(self) -> Publisher:
         section = self.rl_stage.weight_broadcast
@@ -77,5 +83,5 @@ class RLTraining(TrainingLoop):
         finally:
             if hasattr(self, "publisher"):
                 self.publisher.close()
-            if getattr(self, "annotations", None) is not None:
-                self.annotations.close()  # type: ignore[union-attr]
+            if self.annotator is not None:
+                self.annotator.close()

@@ -19,6 +19,7 @@ from prime_rl.trainer.batch import Row
 from prime_rl.trainer.loss import ComponentStreams, row_loss
 from prime_rl.trainer.metrics import TokenMeans, reduce_means
 from prime_rl.trainer.optim import clip_gradients, gradient_norm, set_learning_rate
+from prime_rl.trainer.routing_load import RoutingLoad
 from prime_rl.trainer.schedule import Schedule
 from prime_rl.trainer.streams import Totals
 
@@ -75,7 +76,10 @@ class Stepper:
         world: World,
         max_norm: float | None,
         keep_traces: bool = False,
+        experts: int = 0,
     ) -> None:
+        """`keep_traces`: results carry every token's numbers. `experts`: experts per layer whose
+        load is reported; 0: none."""
         self.policy = policy
         self.loss = loss
         self.optimizer = optimizer
@@ -83,12 +87,13 @@ class Stepper:
         self.world = world
         self.max_norm = max_norm
         self.keep_traces = keep_traces
+        self._routing = RoutingLoad(experts)
         self._parameters = [p for p in policy.parameters() if p.requires_grad]
 
     def step(self, batch: StepBatch) -> StepResult:
         """Train on one batch. Raises RunError when the loss or the gradients are not finite; with
         gradients that are not, the weights have not moved."""
-        totals = Totals(*sum_over_ranks(self.world, batch.totals.as_list()))
+        totals = self._sum_totals(batch)
         result = StepResult(totals=totals, metrics={})
         means = TokenMeans()
         losses: list[Tensor] = []
@@ -104,6 +109,17 @@ class Stepper:
         result.compute_s = time.perf_counter() - started - result.load_s
         return result
 
+    def _sum_totals(self, batch: StepBatch) -> Totals:
+        """Totals of all ranks. Raises RunError when they have different numbers of rows: each
+        would wait for the others in a collective of its own."""
+        *sums, rows = sum_over_ranks(self.world, [*batch.totals.as_list(), float(batch.count)])
+        if rows != batch.count * self.world.size:
+            raise RunError(
+                f"step {batch.step}: rank {self.world.rank} has {batch.count} rows, all "
+                f"{self.world.size} ranks together {rows:g}; every rank needs the same number"
+            )
+        return Totals(*sums)
+
     def _row(
         self,
         row: Row,
@@ -112,7 +128,8 @@ class Stepper:
         losses: list[Tensor],
         result: StepResult,
     ) -> None:
-        logprobs, entropies = self.policy(row)
+        with self._routing.watch():
+            logprobs, entropies = self.policy(row)
         outcome = row_loss(row, logprobs, self.loss, totals)
         (outcome.total * self.world.size).backward()
         losses.append(outcome.total.detach())
@@ -142,7 +159,7 @@ class Stepper:
     ) -> None:
         table = means.local()
         table["loss/sum"] = [float(torch.stack(losses).sum().item()), 1.0]
-        metrics = reduce_means(self.world, table)
+        metrics = reduce_means(self.world, table) | self._routing.metrics(self.world)
         loss = metrics.pop("loss/sum") * self.world.size
         self._check(step, loss, norm, metrics)
         metrics["loss/mean"] = loss
