@@ -19,6 +19,7 @@ from prime_rl.errors import ConfigError
 from prime_rl.models.choose import make_plugin, read_config_json
 from prime_rl.models.renderers import load_renderer
 from prime_rl.orchestrator.discovery import publish
+from prime_rl.orchestrator.pydantic_default_factories import remember_signatures
 from prime_rl.orchestrator.services import wanted_sources
 from prime_rl.orchestrator.tasks import environment_settings
 from prime_rl.plugins import scan
@@ -79,6 +80,7 @@ def set_up_logging(process: str, level: str) -> None:
 def _serve_alone(environment: Any, address_file: AddressFile) -> None:
     from prime_rl.orchestrator.episode_server import EpisodeServer
 
+    remember_signatures()
     signal.signal(signal.SIGTERM, _interrupt)
     server = EpisodeServer(environment, address="tcp://127.0.0.1:0")
     address_file.put(server.address)
