@@ -205,3 +205,14 @@ def test_a_model_that_raises_fails_everybody_and_ends_the_loop(drive) -> None:
         driver.loop.submit([driver.sequence("late", [1])])
     with pytest.raises(EngineStopped):
         driver.loop.resume().result(5)
+
+
+def test_whoever_gives_up_on_a_command_does_not_harm_the_engine(drive) -> None:
+    driver = drive()
+    pausing, resuming = driver.loop.pause("keep", False), driver.loop.resume()
+    assert not pausing.cancel()
+    assert not resuming.cancel()
+    sequence = driver.sequence("s", [1], max_tokens=3)
+    driver.finish(sequence)
+    assert len(sequence.completion) == 3
+    assert driver.loop.failure is None

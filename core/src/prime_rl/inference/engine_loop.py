@@ -121,7 +121,7 @@ class EngineLoop:
     def between_steps(self, command: Callable[[], Any]) -> Future[Any]:
         """Run a function in the engine thread between two steps; its result or exception is in the
         future."""
-        future: Future[Any] = Future()
+        future = _lasting_future()
         self._commands.append((command, future))
         self._wake.set()
         if self.failure is not None:
@@ -131,7 +131,7 @@ class EngineLoop:
     def pause(self, mode: PauseMode, clear_cache: bool) -> Future[Any]:
         """Stop stepping: at once (`keep`), after aborting (`abort`) or after finishing (`wait`) what
         runs. The future is done when nothing steps any more; new requests queue meanwhile."""
-        done: Future[Any] = Future()
+        done = _lasting_future()
 
         def begin() -> None:
             self._admits = False
@@ -339,6 +339,13 @@ class EngineLoop:
         pauses, self._pauses = self._pauses, []
         for future in pauses:
             future.set_result(None)
+
+
+def _lasting_future() -> Future[Any]:
+    """A future that whoever waits cannot cancel: the engine thread sets it in any case."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 def _pass_failure(started: Future[Any], done: Future[Any]) -> None:
