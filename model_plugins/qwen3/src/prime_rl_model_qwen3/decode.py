@@ -6,7 +6,7 @@ heads, K key heads, G = N / K query heads per key head, D head size, B = S * K.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prime_rl.api.model import Decoder, DecodeRequest
+from prime_rl.layers.recorded import record_operations
 from prime_rl_model_qwen3.architecture import Qwen3Architecture
-from prime_rl_model_qwen3.decode_layer import DecodeLayer, DecodeNorm
+from prime_rl_model_qwen3.decode_layer import AttentionWeights, LayerMath, MLPWeights
 from prime_rl_model_qwen3.model import Block, Qwen3Module
 
 COPIED_BYTES = 256 * 1024**2
@@ -26,7 +27,8 @@ class Qwen3Decoder(Decoder):
     """Keeps every sequence's keys and values in a slot of one static cache.
 
     A step in which every request appends one token is a fixed handful of batched operations per
-    layer; other steps compute whole new sequences together and the rest one by one.
+    layer, recorded on a CPU; other steps compute whole new sequences together and the rest one by
+    one.
     """
 
     def __init__(
@@ -38,20 +40,28 @@ class Qwen3Decoder(Decoder):
         self.heads = architecture.num_heads
         self.key_heads = architecture.num_key_value_heads
         self.head_dim = architecture.head_dim
-        self.scale = self.head_dim**-0.5
         self.max_slots, self.max_length = max_slots, max_length
         weight_bytes = sum(p.numel() * p.element_size() for p in module.layers.parameters())
-        self.copies = weight.device.type == "cpu" and weight_bytes <= COPIED_BYTES
+        is_cpu = weight.device.type == "cpu"
+        self.copies = is_cpu and weight_bytes <= COPIED_BYTES
+        self.records = is_cpu and not architecture.attention_bias
         layers = len(module.layers)
         shape = (layers, 2, max_slots, self.key_heads, max_length, self.head_dim)
         self.cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        # Keys and values of each layer in turn, slots and heads in one dimension, as they are read.
+        self.flat_cache = self.cache.view(2 * layers, -1, max_length, self.head_dim)
         # By slot and position, as new keys and values are written: [S, L, 2, K, D] per layer.
         self.places = self.cache.permute(0, 2, 4, 1, 3, 5).unbind(0)
         rotation = module.rotary(torch.arange(max_length, device=self.device), self.dtype)
-        self.rotation_L2D = torch.stack(rotation, dim=1)
+        self.rotation_L21D = torch.stack(rotation, dim=1).unsqueeze(2)
         self.places_L = torch.arange(max_length, device=self.device)
         self.no_mask = torch.zeros((1, 1, 1), dtype=self.dtype, device=self.device)
-        self.layers: list[DecodeLayer] = []
+        self.math = LayerMath(architecture, self.device, self.dtype)
+        self.attention_step: Callable[..., tuple[Tensor, ...]] | None = None
+        self.model_step: Callable[..., Tensor] | None = None
+        self.layers: list[_Layer] = []
+        self.constants: tuple[Tensor, ...] = ()
+        self.final_norm: Tensor = weight
 
     def forget(self) -> None:
         """The next forward reads the weights anew; cached positions are void."""
@@ -63,24 +73,78 @@ class Qwen3Decoder(Decoder):
 
         Raises ValueError when a request does not fit its slot.
         """
-        step = self._prepare(requests)
         if not self.layers:
-            self.layers = [
-                DecodeLayer(block, self.heads, self.key_heads, self.copies)
-                for block in self.module.layers
-                if isinstance(block, Block)
-            ]
-            self.norm = DecodeNorm(self.module.norm.weight, self.module.norm.eps)
+            self._read_weights()
+        if self.constants and (numbers := _plain_numbers(requests)) is not None:
+            return self._run_whole(*numbers)
+        step = self._prepare(requests)
         x_TH = F.embedding(step.tokens_T, self.module.embed_tokens.weight)
-        for number, layer in enumerate(self.layers):
-            fused = layer.project(x_TH, step.cos_T1D, step.sin_T1D)
-            kv_T2KD = fused[:, self.heads :].view(-1, 2, self.key_heads, self.head_dim)
-            self.places[number].index_put_((step.slots_T, step.positions_T), kv_T2KD)
-            mixed_TF = self._attend(number, fused, step)
-            x_TH = layer.finish(x_TH, mixed_TF)
+        for number in range(len(self.layers)):
+            x_TH = self._run_layer(number, x_TH, step)
         if step.last_R is not None:
             x_TH = x_TH[step.last_R]
-        return self.norm(x_TH)
+        return self.math.norm(x_TH, self.final_norm)
+
+    def _read_weights(self) -> None:
+        self.layers = [
+            _Layer(
+                block,
+                self.math.attention_weights(block, self.copies),
+                self.math.mlp_weights(block, self.copies),
+            )
+            for block in self.module.layers
+            if isinstance(block, Block)
+        ]
+        self.final_norm = self.math.norm.prepare(self.module.norm.weight)
+        self.constants = ()
+        weights = [
+            (places, *layer.attention, *layer.mlp)
+            for places, layer in zip(self.places, self.layers, strict=True)
+            if layer.mlp is not None
+        ]
+        if self.records and len(weights) == len(self.layers):
+            self.constants = tuple(tensor for of_layer in weights for tensor in of_layer)
+
+    def _run_whole(self, tokens: list[int], starts: list[int]) -> Tensor:
+        """One new token in each of the first slots, all layers in one recorded call."""
+        used, longest = len(starts), 1 + max(starts)
+        if used > self.max_slots or min(starts) < 0 or longest > self.max_length:
+            raise ValueError(
+                f"{used} requests at positions {starts}: the cache has {self.max_slots} slots of "
+                f"{self.max_length} positions"
+            )
+        numbers_3R = torch.tensor([tokens, range(used), starts])
+        read = self.flat_cache.narrow(1, 0, used * self.key_heads).narrow(2, 0, longest).unbind(0)
+        mask_BGL = self._mask(starts, longest)
+        embedding = self.module.embed_tokens.weight
+        known = (numbers_3R, mask_BGL, self.rotation_L21D, embedding, self.final_norm)
+        if self.model_step is None:
+            tensors = (*known, *read, *self.constants)
+            self.model_step = record_operations(self.math.dense_model_step, tensors)
+        return self.model_step(*known, *read, *self.constants)
+
+    def _run_layer(self, number: int, x_TH: Tensor, step: _Step) -> Tensor:
+        """One layer for any mixture of requests."""
+        layer, math = self.layers[number], self.math
+        attention = layer.block.attention
+        rotation = (step.cos_T1D, step.sin_T1D)
+        singles = step.singles
+        if self.records and singles is not None and singles.is_plain:
+            assert singles.read is not None
+            numbers = (step.slots_T, step.positions_T, singles.mask_BGL, self.places[number])
+            kv_BLD = singles.read[2 * number : 2 * number + 2]
+            tensors = (x_TH, *rotation, *numbers, *kv_BLD, *layer.attention)
+            if self.attention_step is None:
+                self.attention_step = record_operations(math.attention_step, tensors)
+            x_TH, normal_TH = self.attention_step(*tensors)
+            return x_TH + layer.block.feed_forward(normal_TH)
+        fused = math.project(x_TH, *rotation, layer.attention, attention.qkv.bias)
+        math.store(fused, self.places[number], step.slots_T, step.positions_T)
+        mixed_TF = self._attend(number, fused, step)
+        x_TH, normal_TH = math.add_attention(x_TH, mixed_TF, layer.attention, attention.out.bias)
+        if layer.mlp is not None:
+            return math.add_mlp(x_TH, normal_TH, layer.mlp)
+        return x_TH + layer.block.feed_forward(normal_TH)
 
     def _prepare(self, requests: Sequence[DecodeRequest]) -> _Step:
         tokens: list[int] = []
@@ -99,7 +163,7 @@ class Qwen3Decoder(Decoder):
         tokens_T, slots_T, positions_T = torch.tensor(
             [tokens, slots, positions], device=self.device
         ).unbind(0)
-        cos_T1D, sin_T1D = self.rotation_L2D[positions_T].unsqueeze(2).unbind(1)
+        cos_T1D, sin_T1D = self.rotation_L21D[positions_T].unbind(1)
         is_single = len(tokens) == len(requests)
         return _Step(
             tokens_T=tokens_T,
@@ -147,13 +211,13 @@ class Qwen3Decoder(Decoder):
                 by_slot = dict(zip(slots, starts, strict=True))
                 starts = [by_slot.get(slot, 0) for slot in range(used)]
             # [2 * layers] of [B, L, D]: keys and values of each layer in turn, as views.
-            read = self.cache[:, :, :used, :, :longest].flatten(2, 3).flatten(0, 1).unbind(0)
+            read = self.flat_cache[:, : used * self.key_heads, :longest].unbind(0)
         return _Singles(rows, longest, len(starts), places_R, read, self._mask(starts, longest))
 
-    def _mask(self, starts: list[int], longest: int) -> Tensor | None:
-        """[B, G, L] to add to the scores, or None when every place is visible to everybody."""
+    def _mask(self, starts: list[int], longest: int) -> Tensor:
+        """[B, G, L] to add to the scores, 0 or -inf; one 0 when everybody sees every place."""
         if min(starts) + 1 == longest:
-            return None
+            return self.no_mask
         starts_S1 = torch.tensor(starts, device=self.device).unsqueeze(1)
         mask_SL = torch.zeros((len(starts), longest), dtype=self.dtype, device=self.device)
         mask_SL.masked_fill_(self.places_L[:longest] > starts_S1, -torch.inf)
@@ -180,30 +244,23 @@ class Qwen3Decoder(Decoder):
 
     def _attend_singles(self, number: int, q_RND: Tensor, singles: _Singles) -> Tensor:
         """[R, N * D] of one query per request against its slot."""
-        if singles.read is not None:
-            keys_BLD, values_BLD = singles.read[2 * number], singles.read[2 * number + 1]
-        else:
+        mask_BGL = singles.mask_BGL
+        if singles.read is None:
             busy = self.cache[number][:, singles.places_R, :, : singles.longest]
-            keys_BLD, values_BLD = busy.flatten(1, 2).unbind(0)
-        is_scattered = singles.read is not None and singles.places_R is not None
-        if is_scattered:
-            scattered = q_RND.new_zeros((singles.slots, *q_RND.shape[1:]))
-            scattered[singles.places_R] = q_RND
-            q_RND = scattered
-        q_BGD = q_RND.reshape(keys_BLD.shape[0], -1, self.head_dim)
-        keys_BDL = keys_BLD.transpose(1, 2)
-        mask_BGL = self.no_mask if singles.mask_BGL is None else singles.mask_BGL
-        beta = 0 if singles.mask_BGL is None else 1
-        scores_BGL = torch.baddbmm(mask_BGL, q_BGD, keys_BDL, beta=beta, alpha=self.scale)
-        mixed_SF = torch.bmm(scores_BGL.softmax(-1), values_BLD).view(singles.slots, -1)
-        return mixed_SF[singles.places_R] if is_scattered else mixed_SF
+            return self.math.attend(q_RND, mask_BGL, *busy.flatten(1, 2).unbind(0))
+        kv_BLD = singles.read[2 * number : 2 * number + 2]
+        if singles.places_R is None:
+            return self.math.attend(q_RND, mask_BGL, *kv_BLD)
+        q_SND = q_RND.new_zeros((singles.slots, *q_RND.shape[1:]))
+        q_SND[singles.places_R] = q_RND
+        return self.math.attend(q_SND, mask_BGL, *kv_BLD)[singles.places_R]
 
     def _attend_fresh(self, number: int, fused: Tensor, fresh: _Fresh, mixed_TND: Tensor) -> None:
         """New sequences: the packed attention the trainer uses."""
         heads = (self.heads, self.key_heads, self.key_heads)
         q_TND, k_TKD, v_TKD = fused[fresh.rows].split(heads, dim=1)
-        mixed_TND[fresh.rows] = self.layers[number].backend.attend(
-            q_TND, k_TKD, v_TKD, fresh.cu_seqlens, fresh.lengths, self.scale
+        mixed_TND[fresh.rows] = self.layers[number].block.attention.backend.attend(
+            q_TND, k_TKD, v_TKD, fresh.cu_seqlens, fresh.lengths, self.math.scale
         )
 
     def _attend_extension(self, q_TND: Tensor, read: Tensor, start: int) -> Tensor:
@@ -216,7 +273,7 @@ class Qwen3Decoder(Decoder):
             keys_KLD,
             values_KLD,
             attn_mask=is_visible,
-            scale=self.scale,
+            scale=self.math.scale,
             enable_gqa=self.heads != self.key_heads,
         )
         return mixed[0].transpose(0, 1)
@@ -236,8 +293,21 @@ class _Singles(NamedTuple):
     read: tuple[Tensor, ...] | None
     """Views of the first S slots' keys and values of every layer; None: the busy slots are far
     apart, and each layer copies them out."""
-    mask_BGL: Tensor | None
-    """0 or -inf to add to the scores; None when every place is visible."""
+    mask_BGL: Tensor
+    """0 or -inf to add to the scores."""
+
+    @property
+    def is_plain(self) -> bool:
+        """All requests are such, one in each of the first slots, in order."""
+        return self.rows is None and self.places_R is None
+
+
+class _Layer(NamedTuple):
+    """A block, its weights laid out for decoding; `mlp` is None for experts."""
+
+    block: Block
+    attention: AttentionWeights
+    mlp: MLPWeights | None
 
 
 class _Fresh(NamedTuple):
@@ -262,6 +332,19 @@ class _Step(NamedTuple):
     fresh: _Fresh | None
     extensions: tuple[tuple[int, int, int, int], ...]
     """(slot, first row, tokens, first position) of longer appendages to cached sequences."""
+
+
+def _plain_numbers(requests: Sequence[DecodeRequest]) -> tuple[list[int], list[int]] | None:
+    """(tokens, positions) when every request appends one token and they are the first slots, in
+    order; else None."""
+    tokens: list[int] = []
+    starts: list[int] = []
+    for place, request in enumerate(requests):
+        if request.slot != place or len(request.tokens) != 1:
+            return None
+        tokens.append(request.tokens[0])
+        starts.append(request.start)
+    return (tokens, starts) if tokens else None
 
 
 def _fresh(requests: Sequence[DecodeRequest], device: torch.device) -> _Fresh | None:

@@ -1,10 +1,13 @@
 """One layer's arithmetic for few tokens, where the number of operations is the cost.
 
-The same sums as model.py, with norms and residuals in fewer operations. T new tokens, H hidden
-size, N query heads, K key heads, D head size.
+The same sums as model.py, with norms and residuals in fewer operations. T new tokens, R requests, H
+hidden size, N query heads, K key heads, M = N + K, D head size, I intermediate size, B = slots * K,
+G = N / K, L cached positions.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,76 +15,190 @@ from torch import Tensor, nn
 
 from prime_rl.layers.mlp import GatedMLP
 from prime_rl.layers.norms import rms_norm
+from prime_rl_model_qwen3.architecture import Qwen3Architecture
 from prime_rl_model_qwen3.model import Block
 
 
-class DecodeLayer:
-    """A block's weights laid out for the calls below. Made anew when weights change.
+class AttentionWeights(NamedTuple):
+    """A block's weights up to its MLP, laid out for LayerMath. Made anew when weights change."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    """[H, (N + 2K) * D]"""
+    head_norm: Tensor
+    """[M, D]"""
+    out: Tensor
+    """[N * D, H]"""
+    mlp_norm: Tensor
+
+
+class MLPWeights(NamedTuple):
+    """A dense MLP's weights."""
+
+    gate_up: Tensor
+    """[H, 2I]"""
+    down: Tensor
+    """[I, H]"""
+
+
+class LayerMath:
+    """What every layer computes. Weights are arguments: one recording serves all layers.
 
     `copies` transposes the matrices in memory: with few rows, a CPU multiplies by them up to three
     times faster than by transposed views.
     """
 
-    def __init__(self, block: Block, heads: int, key_heads: int, copies: bool) -> None:
-        attention = block.attention
-        self.block = block
-        self.backend = attention.backend
-        self.head_dim = attention.head_dim
-        self.rotated_heads = heads + key_heads
-        self.input_norm = DecodeNorm(block.input_norm.weight, block.input_norm.eps)
-        self.mlp_norm = DecodeNorm(block.mlp_norm.weight, block.mlp_norm.eps)
-        self.qkv, self.qkv_bias = _transposed(attention.qkv, copies), attention.qkv.bias
-        self.out, self.out_bias = _transposed(attention.out, copies), attention.out.bias
-        query_ND = attention.q_norm.weight.expand(heads, -1)
-        key_KD = attention.k_norm.weight.expand(key_heads, -1)
-        self.head_norm = DecodeNorm(torch.cat((query_ND, key_KD)), attention.q_norm.eps)
-        self.gate_up: Tensor | None = None
-        if isinstance(block.mlp, GatedMLP):
-            self.gate_up = _transposed(block.mlp.gate_up, copies)
-            self.down = _transposed(block.mlp.down, copies)
+    def __init__(
+        self, architecture: Qwen3Architecture, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.heads, self.key_heads = architecture.num_heads, architecture.num_key_value_heads
+        self.head_dim = architecture.head_dim
+        self.scale = self.head_dim**-0.5
+        eps = architecture.norm_eps
+        self.norm = DecodeNorm(architecture.hidden_size, eps, device, dtype)
+        self.head_norm = DecodeNorm(self.head_dim, eps, device, dtype)
 
-    def project(self, x_TH: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
+    def attention_weights(self, block: Block, copies: bool) -> AttentionWeights:
+        """Lay out a block's attention."""
+        attention = block.attention
+        query_ND = attention.q_norm.weight.expand(self.heads, -1)
+        key_KD = attention.k_norm.weight.expand(self.key_heads, -1)
+        return AttentionWeights(
+            self.norm.prepare(block.input_norm.weight),
+            _transposed(attention.qkv, copies),
+            self.head_norm.prepare(torch.cat((query_ND, key_KD))),
+            _transposed(attention.out, copies),
+            self.norm.prepare(block.mlp_norm.weight),
+        )
+
+    def mlp_weights(self, block: Block, copies: bool) -> MLPWeights | None:
+        """Lay out a block's MLP; None when it has experts."""
+        if not isinstance(block.mlp, GatedMLP):
+            return None
+        return MLPWeights(
+            _transposed(block.mlp.gate_up, copies), _transposed(block.mlp.down, copies)
+        )
+
+    def project(
+        self,
+        x_TH: Tensor,
+        cos_T1D: Tensor,
+        sin_T1D: Tensor,
+        weights: AttentionWeights,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         """[T, N + 2K, D]: queries, keys, values; queries and keys normalised and rotated."""
-        fused = torch.mm(self.input_norm(x_TH), self.qkv)
-        if self.qkv_bias is not None:
-            fused = fused.add_(self.qkv_bias)
-        fused = fused.view(fused.shape[0], -1, self.head_dim)
-        both = fused[:, : self.rotated_heads]
-        normal = self.head_norm(both)
-        swapped = normal.roll(self.head_dim // 2, -1)
-        torch.addcmul(normal.mul_(cos_T1D), swapped, sin_T1D, out=both)
+        fused = torch.mm(self.norm(x_TH, weights.input_norm), weights.qkv)
+        if bias is not None:
+            fused = fused.add_(bias)
+        fused = fused.view(-1, self.heads + 2 * self.key_heads, self.head_dim)
+        both_TMD = fused[:, : self.heads + self.key_heads]
+        normal_TMD = self.head_norm(both_TMD, weights.head_norm)
+        swapped_TMD = normal_TMD.roll(self.head_dim // 2, -1)
+        torch.addcmul(normal_TMD.mul_(cos_T1D), swapped_TMD, sin_T1D, out=both_TMD)
         return fused
 
-    def finish(self, x_TH: Tensor, mixed_TF: Tensor) -> Tensor:
-        """The layer's result from its input and the heads' outputs [T, N * D]."""
-        x_TH = torch.addmm(x_TH, mixed_TF, self.out)
-        if self.out_bias is not None:
-            x_TH = x_TH + self.out_bias
-        normal_TH = self.mlp_norm(x_TH)
-        if self.gate_up is None:
-            return x_TH + self.block.feed_forward(normal_TH)
-        gate_TI, up_TI = torch.mm(normal_TH, self.gate_up).chunk(2, dim=-1)
-        return torch.addmm(x_TH, F.silu(gate_TI).mul_(up_TI), self.down)
+    def store(self, fused: Tensor, places: Tensor, slots_T: Tensor, positions_T: Tensor) -> None:
+        """Write keys and values into the cache; `places` is its view [slots, L, 2, K, D]."""
+        kv_T2KD = fused[:, self.heads :].view(-1, 2, self.key_heads, self.head_dim)
+        places.index_put_((slots_T, positions_T), kv_T2KD)
+
+    def attend(
+        self, q_RND: Tensor, mask_BGL: Tensor, keys_BLD: Tensor, values_BLD: Tensor
+    ) -> Tensor:
+        """[R, N * D] of one query for each of the slots that keys and values are of."""
+        q_BGD = q_RND.reshape(-1, self.heads // self.key_heads, self.head_dim)
+        scores_BGL = torch.baddbmm(mask_BGL, q_BGD, keys_BLD.transpose(1, 2), alpha=self.scale)
+        mixed_BGD = torch.bmm(scores_BGL.softmax(-1), values_BLD)
+        return mixed_BGD.view(-1, self.heads * self.head_dim)
+
+    def add_attention(
+        self, x_TH: Tensor, mixed_TF: Tensor, weights: AttentionWeights, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(x plus the heads' outputs, projected; its normalised form for the MLP)."""
+        x_TH = torch.addmm(x_TH, mixed_TF, weights.out)
+        if bias is not None:
+            x_TH = x_TH + bias
+        return x_TH, self.norm(x_TH, weights.mlp_norm)
+
+    def add_mlp(self, x_TH: Tensor, normal_TH: Tensor, weights: MLPWeights) -> Tensor:
+        """x plus the dense MLP's result."""
+        gate_TI, up_TI = torch.mm(normal_TH, weights.gate_up).chunk(2, dim=-1)
+        return torch.addmm(x_TH, F.silu(gate_TI).mul_(up_TI), weights.down)
+
+    def attention_step(
+        self,
+        x_RH: Tensor,
+        cos_R1D: Tensor,
+        sin_R1D: Tensor,
+        slots_R: Tensor,
+        positions_R: Tensor,
+        mask_BGL: Tensor,
+        places: Tensor,
+        keys_BLD: Tensor,
+        values_BLD: Tensor,
+        *weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The layer up to its MLP, for one new token in each of the first slots; no biases."""
+        named = AttentionWeights(*weights)
+        fused = self.project(x_RH, cos_R1D, sin_R1D, named)
+        self.store(fused, places, slots_R, positions_R)
+        mixed_RF = self.attend(fused[:, : self.heads], mask_BGL, keys_BLD, values_BLD)
+        return self.add_attention(x_RH, mixed_RF, named)
+
+    def dense_model_step(
+        self,
+        numbers_3R: Tensor,
+        mask_BGL: Tensor,
+        rotation_L21D: Tensor,
+        embedding: Tensor,
+        final_norm: Tensor,
+        *tensors: Tensor,
+    ) -> Tensor:
+        """The whole of a model without experts, [R, H]: one new token in each of the first slots.
+
+        `numbers` are tokens, slots and positions; `tensors` are keys and values of each layer in
+        turn, then for each layer its places and its weights, attention's and MLP's.
+        """
+        tokens_R, slots_R, positions_R = numbers_3R.unbind(0)
+        cos_R1D, sin_R1D = rotation_L21D[positions_R].unbind(1)
+        x_RH = F.embedding(tokens_R, embedding)
+        shared = (cos_R1D, sin_R1D, slots_R, positions_R, mask_BGL)
+        in_attention, in_layer = len(AttentionWeights._fields), len(MLPWeights._fields) + 1
+        in_layer += in_attention
+        layers = len(tensors) // (in_layer + 2)
+        for layer in range(layers):
+            keys_BLD, values_BLD = tensors[2 * layer : 2 * layer + 2]
+            first = 2 * layers + layer * in_layer
+            places, *weights = tensors[first : first + in_layer]
+            x_RH, normal_RH = self.attention_step(
+                x_RH, *shared, places, keys_BLD, values_BLD, *weights[:in_attention]
+            )
+            x_RH = self.add_mlp(x_RH, normal_RH, MLPWeights(*weights[in_attention:]))
+        return self.norm(x_RH, final_norm)
 
 
 class DecodeNorm:
-    """rms_norm over the last dimension with prepared constants.
+    """rms_norm over a last dimension of `size` with prepared weights.
 
     In float32: x w sqrt(H) / hypot(|x|, sqrt(H eps)), four operations instead of ten.
     """
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        size = weight.shape[-1]
-        self.weight, self.eps = weight.detach(), eps
-        self.scaled = self.weight * size**0.5
+    def __init__(self, size: int, eps: float, device: torch.device, dtype: torch.dtype) -> None:
+        self.size, self.eps = size, eps
+        self.is_plain = dtype == torch.float32
         # As a tensor: a Python number would be wrapped into one at every call.
-        self.least = self.weight.new_tensor([(size * eps) ** 0.5])
+        self.least = torch.tensor([(size * eps) ** 0.5], device=device)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype != torch.float32:
-            return rms_norm(x, self.weight, self.eps)
+    def prepare(self, weight: Tensor) -> Tensor:
+        """The weight [.., H] as calls take it."""
+        return weight.detach() * self.size**0.5 if self.is_plain else weight.detach()
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not self.is_plain:
+            return rms_norm(x, weight, self.eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x * self.scaled).div_(torch.hypot(length, self.least))
+        return (x * weight).div_(torch.hypot(length, self.least))
 
 
 def _transposed(linear: nn.Linear, copies: bool) -> Tensor:
