@@ -32,7 +32,7 @@ class StagePaths:
 
     @property
     def checkpoints(self) -> Path:
-        """step_<N>/{trainer,orchestrator}/ and step_<N>/complete.json."""
+        """step_<N>/{trainer,orchestrator}/ and a marker step_<N>/<component>.done for each."""
         return self.root / "checkpoints"
 
     def checkpoint(self, step: int) -> Path:
