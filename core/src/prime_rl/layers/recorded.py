@@ -23,7 +23,7 @@ def record_operations(
     For a decode step of a small model on a CPU, where Python takes longer than the arithmetic (a
     third of the step for three layers of width 128). The function takes tensors only, must not
     look at their values, and may depend on their sizes only through -1 in views. It runs once on
-    `example`. Weights are best passed as arguments, so that one trace serves all layers and
+    `example`, which must survive that: what it changes in place is changed. Weights are best passed as arguments, so that one trace serves all layers and
     survives weight updates.
     """
     try:

@@ -135,7 +135,8 @@ class Qwen3Decoder(Decoder):
             kv_BLD = singles.read[2 * number : 2 * number + 2]
             tensors = (x_TH, *rotation, *numbers, *kv_BLD, *layer.attention)
             if self.attention_step is None:
-                self.attention_step = record_operations(math.attention_step, tensors)
+                example = (x_TH.clone(), *tensors[1:])  # recording runs the step, which changes x
+                self.attention_step = record_operations(math.attention_step, example)
             x_TH, normal_TH = self.attention_step(*tensors)
             return x_TH + layer.block.feed_forward(normal_TH)
         fused = math.project(x_TH, *rotation, layer.attention, attention.qkv.bias)

@@ -92,7 +92,7 @@ class LayerMath:
         if bias is not None:
             fused = fused.add_(bias)
         fused = fused.view(-1, self.heads + 2 * self.key_heads, self.head_dim)
-        both_TMD = fused[:, : self.heads + self.key_heads]
+        both_TMD = fused.narrow(1, 0, self.heads + self.key_heads)
         normal_TMD = self.head_norm(both_TMD, weights.head_norm)
         swapped_TMD = normal_TMD.roll(self.head_dim // 2, -1)
         torch.addcmul(normal_TMD.mul_(cos_T1D), swapped_TMD, sin_T1D, out=both_TMD)
@@ -100,7 +100,8 @@ class LayerMath:
 
     def store(self, fused: Tensor, places: Tensor, slots_T: Tensor, positions_T: Tensor) -> None:
         """Write keys and values into the cache; `places` is its view [slots, L, 2, K, D]."""
-        kv_T2KD = fused[:, self.heads :].view(-1, 2, self.key_heads, self.head_dim)
+        kv = fused.narrow(1, self.heads, 2 * self.key_heads)
+        kv_T2KD = kv.view(-1, 2, self.key_heads, self.head_dim)
         places.index_put_((slots_T, positions_T), kv_T2KD)
 
     def attend(
@@ -115,16 +116,16 @@ class LayerMath:
     def add_attention(
         self, x_TH: Tensor, mixed_TF: Tensor, weights: AttentionWeights, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(x plus the heads' outputs, projected; its normalised form for the MLP)."""
-        x_TH = torch.addmm(x_TH, mixed_TF, weights.out)
+        """(x plus the heads' outputs, projected; its normalised form for the MLP). Changes x."""
+        x_TH.addmm_(mixed_TF, weights.out)
         if bias is not None:
-            x_TH = x_TH + bias
+            x_TH.add_(bias)
         return x_TH, self.norm(x_TH, weights.mlp_norm)
 
     def add_mlp(self, x_TH: Tensor, normal_TH: Tensor, weights: MLPWeights) -> Tensor:
-        """x plus the dense MLP's result."""
+        """x plus the dense MLP's result. Changes x."""
         gate_TI, up_TI = torch.mm(normal_TH, weights.gate_up).chunk(2, dim=-1)
-        return torch.addmm(x_TH, F.silu(gate_TI).mul_(up_TI), weights.down)
+        return x_TH.addmm_(F.silu(gate_TI).mul_(up_TI), weights.down)
 
     def attention_step(
         self,
@@ -143,7 +144,8 @@ class LayerMath:
         named = AttentionWeights(*weights)
         fused = self.project(x_RH, cos_R1D, sin_R1D, named)
         self.store(fused, places, slots_R, positions_R)
-        mixed_RF = self.attend(fused[:, : self.heads], mask_BGL, keys_BLD, values_BLD)
+        queries = fused.narrow(1, 0, self.heads)
+        mixed_RF = self.attend(queries, mask_BGL, keys_BLD, values_BLD)
         return self.add_attention(x_RH, mixed_RF, named)
 
     def dense_model_step(
