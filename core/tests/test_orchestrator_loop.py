@@ -144,6 +144,22 @@ def test_without_constant_batches_the_size_varies(tmp_path):
     assert world.trained_tasks() == {1: [0] * 4, 2: [2] * 4, 3: [4] * 4}
 
 
+def test_a_batch_without_signal_is_followed_by_further_episodes(tmp_path):
+    """Nothing is in flight when the empty batch is taken: the loop itself must start the next."""
+
+    def first_batches_equal(task, draw):
+        return 1.0 if task["number"] < 4 else draw.random()
+
+    stage = make_stage(
+        max_steps=2,
+        constant_batch_size=False,
+        target_lag=0,
+        concurrency={"max_inflight": 8},
+    )
+    world = run_world(tmp_path, stage, replies={TRAIN: first_batches_equal}, delay_s=0.0)
+    assert world.trained_tasks() == {1: [4] * 4 + [5] * 4, 2: [6] * 4 + [7] * 4}
+
+
 def test_a_group_that_does_not_fit_whole_ships_its_rest_in_the_next_batch(tmp_path):
     def one_dead(task, draw):
         # Rewards 0, 0, 1, 1 and the middle: one episode of five sits exactly on the mean.

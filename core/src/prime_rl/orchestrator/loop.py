@@ -166,7 +166,6 @@ class Orchestrator:
         self._watching = asyncio.create_task(self._watcher.run())
         reporting = asyncio.create_task(self._report())
         try:
-            self.dispatcher.pump()
             while self.progress.step <= max_steps:
                 await self._step()
             self.dispatcher.stop_training("finished")
@@ -257,9 +256,11 @@ class Orchestrator:
         return gate_is_open(self.progress.step, self.policy.published, lag)
 
     async def _wait(self, holds: Callable[[], bool]) -> None:
-        """Until the condition holds. Raises what broke anywhere in the orchestrator."""
+        """Until the condition holds; what may run is started meanwhile. Raises what broke anywhere
+        in the orchestrator."""
         while True:
             self._check()
+            self.dispatcher.pump()
             if holds():
                 return
             self._changed.clear()
