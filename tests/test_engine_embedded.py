@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy
 import pytest
 
@@ -83,3 +85,27 @@ class TestEmbeddedMoE(EngineConformance):
             assert token in kept
             inside = row[kept].log_softmax(0)[kept.index(token)]
             assert float(inside) == pytest.approx(served, abs=2e-5)
+
+
+def test_values_that_are_no_numbers_do_not_outlive_their_sequences(tmp_path) -> None:
+    """Broken weights, long sequences, then good weights: cache places that short sequences do not
+    fill still hold NaN, and a mask does not stop it."""
+    kit = TestEmbedded()
+    with kit.serve(tmp_path) as served:
+        broken = kit.make_reference(tmp_path / "broken", 3)
+        for parameter in broken.module.parameters():
+            parameter.data.fill_(float("nan"))
+        served.update(broken)
+        body = {"token_ids": [1] * 100, "sampling_params": {"max_tokens": 2}}
+        answer = served.client.http.post("/inference/v1/generate", json=body)
+        assert answer.status_code == 500
+        assert "log-probability of nan" in answer.json()["error"]["message"]
+        served.update(served.first)
+        with ThreadPoolExecutor(4) as pool:
+            prompts = [PROMPT, [1] * 90, PROMPT[:3], [2] * 80]
+            choices = pool.map(
+                lambda prompt: served.client.generate(prompt, max_tokens=20, ignore_eos=True),
+                prompts,
+            )
+            for prompt, choice in zip(prompts, choices, strict=True):
+                kit.check_scores(served.first, prompt + choice["token_ids"], logprobs_of(choice))

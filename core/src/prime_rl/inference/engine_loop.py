@@ -258,7 +258,7 @@ class EngineLoop:
         return requests, sequences
 
     def _append_sampled(self, sequences: list[Sequence], sampled: Sampled) -> None:
-        ended = False
+        ended = is_cache_spoilt = False
         for row, sequence in enumerate(sequences):
             token, logprob = sampled.tokens[row], sampled.logprobs[row]
             if not math.isfinite(logprob):
@@ -267,7 +267,7 @@ class EngineLoop:
                     f"{len(sequence.tokens)} tokens; its weights or its code are damaged"
                 )
                 self._finish(sequence, "error")
-                ended = True
+                ended = is_cache_spoilt = True
                 continue
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
@@ -284,6 +284,9 @@ class EngineLoop:
         self.generated_tokens += len(sequences)
         if ended:
             self._running = [s for s in self._running if s.finish_reason is None]
+        if is_cache_spoilt:
+            self.runner.renew_decoder()
+            self.restart_caches()
 
     def _reason_to_finish(self, sequence: Sequence, token: int) -> FinishReason | None:
         params = sequence.params

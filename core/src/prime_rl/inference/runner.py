@@ -45,10 +45,17 @@ class ModelRunner:
         self.vocab_size: int = architecture.vocab_size
         self.device = next(module.parameters()).device
         self.records_routes = records_routes
-        self.decoder = _decoder(
-            plugin, architecture, module, max_running, max_model_len, max_batch_tokens,
-            use_decode_cache, self.device,
-        )  # fmt: skip
+        self._make_decoder = lambda: _decoder(
+            plugin,
+            architecture,
+            module,
+            max_running,
+            max_model_len,
+            max_batch_tokens,
+            use_decode_cache,
+            self.device,
+        )
+        self.decoder = self._make_decoder()
         self.is_cached = not isinstance(self.decoder, RecomputeDecoder)
         self._read_head()
 
@@ -79,6 +86,12 @@ class ModelRunner:
         finally:
             self._read_head()
             self.decoder.forget()
+
+    def renew_decoder(self) -> None:
+        """Replace the cache: values that are no numbers stay in it past `forget`, and reach other
+        sequences through masked places (0 times NaN is NaN)."""
+        del self.decoder
+        self.decoder = self._make_decoder()
 
     def _read_head(self) -> None:
         """The head's weight as [H, V]; on a CPU in float32, and transposed in memory when small:
