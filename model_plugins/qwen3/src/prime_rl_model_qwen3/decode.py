@@ -43,7 +43,6 @@ class Qwen3Decoder(Decoder):
         self.max_slots, self.max_length = max_slots, max_length
         weight_bytes = sum(p.numel() * p.element_size() for p in module.layers.parameters())
         is_cpu = weight.device.type == "cpu"
-        self.copies = is_cpu and weight_bytes <= COPIED_BYTES
         self.records = is_cpu and not architecture.attention_bias
         layers = len(module.layers)
         shape = (layers, 2, max_slots, self.key_heads, max_length, self.head_dim)
@@ -56,7 +55,8 @@ class Qwen3Decoder(Decoder):
         self.rotation_L21D = torch.stack(rotation, dim=1).unsqueeze(2)
         self.places_L = torch.arange(max_length, device=self.device)
         self.no_mask = torch.zeros((1, 1, 1), dtype=self.dtype, device=self.device)
-        self.math = LayerMath(architecture, self.device, self.dtype)
+        copies = is_cpu and weight_bytes <= COPIED_BYTES
+        self.math = LayerMath(architecture, self.device, self.dtype, copies)
         self.attention_step: Callable[..., tuple[Tensor, ...]] | None = None
         self.model_step: Callable[..., Tensor] | None = None
         self.layers: list[_Layer] = []
@@ -67,12 +67,17 @@ class Qwen3Decoder(Decoder):
         """The next forward reads the weights anew; cached positions are void."""
         self.layers = []
 
-    @torch.inference_mode()
     def forward(self, requests: Sequence[DecodeRequest]) -> Tensor:
         """[R, H], final hidden state of the last token of each request.
 
         Raises ValueError when a request does not fit its slot.
         """
+        if torch.is_inference_mode_enabled():  # entering it again costs 20 us
+            return self._forward(requests)
+        with torch.inference_mode():
+            return self._forward(requests)
+
+    def _forward(self, requests: Sequence[DecodeRequest]) -> Tensor:
         if not self.layers:
             self._read_weights()
         if self.constants and (numbers := _plain_numbers(requests)) is not None:
@@ -89,8 +94,8 @@ class Qwen3Decoder(Decoder):
         self.layers = [
             _Layer(
                 block,
-                self.math.attention_weights(block, self.copies),
-                self.math.mlp_weights(block, self.copies),
+                self.math.attention_weights(block),
+                self.math.mlp_weights(block),
             )
             for block in self.module.layers
             if isinstance(block, Block)

@@ -45,12 +45,18 @@ class LayerMath:
     """What every layer computes. Weights are arguments: one recording serves all layers.
 
     `copies` transposes the matrices in memory: with few rows, a CPU multiplies by them up to three
-    times faster than by transposed views.
+    times faster than by transposed views. Without experts, the copies take the norms' weights in.
     """
 
     def __init__(
-        self, architecture: Qwen3Architecture, device: torch.device, dtype: torch.dtype
+        self,
+        architecture: Qwen3Architecture,
+        device: torch.device,
+        dtype: torch.dtype,
+        copies: bool,
     ) -> None:
+        self.copies = copies
+        self.folds = copies and dtype == torch.float32 and architecture.experts is None
         self.heads, self.key_heads = architecture.num_heads, architecture.num_key_value_heads
         self.head_dim = architecture.head_dim
         self.scale = self.head_dim**-0.5
@@ -58,26 +64,37 @@ class LayerMath:
         self.norm = DecodeNorm(architecture.hidden_size, eps, device, dtype)
         self.head_norm = DecodeNorm(self.head_dim, eps, device, dtype)
 
-    def attention_weights(self, block: Block, copies: bool) -> AttentionWeights:
+    def attention_weights(self, block: Block) -> AttentionWeights:
         """Lay out a block's attention."""
         attention = block.attention
         query_ND = attention.q_norm.weight.expand(self.heads, -1)
         key_KD = attention.k_norm.weight.expand(self.key_heads, -1)
+        input_norm = self.norm.prepare(block.input_norm.weight)
         return AttentionWeights(
-            self.norm.prepare(block.input_norm.weight),
-            _transposed(attention.qkv, copies),
+            input_norm,
+            self._matrix(attention.qkv, input_norm),
             self.head_norm.prepare(torch.cat((query_ND, key_KD))),
-            _transposed(attention.out, copies),
+            self._matrix(attention.out),
             self.norm.prepare(block.mlp_norm.weight),
         )
 
-    def mlp_weights(self, block: Block, copies: bool) -> MLPWeights | None:
+    def mlp_weights(self, block: Block) -> MLPWeights | None:
         """Lay out a block's MLP; None when it has experts."""
         if not isinstance(block.mlp, GatedMLP):
             return None
-        return MLPWeights(
-            _transposed(block.mlp.gate_up, copies), _transposed(block.mlp.down, copies)
-        )
+        norm = self.norm.prepare(block.mlp_norm.weight)
+        return MLPWeights(self._matrix(block.mlp.gate_up, norm), self._matrix(block.mlp.down))
+
+    def _matrix(self, linear: nn.Linear, norm: Tensor | None = None) -> Tensor:
+        """The weight as [in, out], with the norm before it where that is folded in."""
+        view = linear.weight.detach().t()
+        if norm is not None and self.folds:
+            return norm[:, None] * view
+        return view.contiguous() if self.copies else view
+
+    def _normal(self, x_TH: Tensor, weight: Tensor) -> Tensor:
+        """x normalised; what is folded into the next matrix is left out."""
+        return self.norm.without_weight(x_TH) if self.folds else self.norm(x_TH, weight)
 
     def project(
         self,
@@ -88,7 +105,7 @@ class LayerMath:
         bias: Tensor | None = None,
     ) -> Tensor:
         """[T, N + 2K, D]: queries, keys, values; queries and keys normalised and rotated."""
-        fused = torch.mm(self.norm(x_TH, weights.input_norm), weights.qkv)
+        fused = torch.mm(self._normal(x_TH, weights.input_norm), weights.qkv)
         if bias is not None:
             fused = fused.add_(bias)
         fused = fused.view(-1, self.heads + 2 * self.key_heads, self.head_dim)
@@ -120,7 +137,7 @@ class LayerMath:
         x_TH.addmm_(mixed_TF, weights.out)
         if bias is not None:
             x_TH.add_(bias)
-        return x_TH, self.norm(x_TH, weights.mlp_norm)
+        return x_TH, self._normal(x_TH, weights.mlp_norm)
 
     def add_mlp(self, x_TH: Tensor, normal_TH: Tensor, weights: MLPWeights) -> Tensor:
         """x plus the dense MLP's result. Changes x."""
@@ -202,8 +219,7 @@ class DecodeNorm:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x * weight).div_(torch.hypot(length, self.least))
 
-
-def _transposed(linear: nn.Linear, copies: bool) -> Tensor:
-    """The weight as [in, out]."""
-    view = linear.weight.detach().t()
-    return view.contiguous() if copies else view
+    def without_weight(self, x: Tensor) -> Tensor:
+        """What, times the prepared weight, is the norm (float32 only)."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x.div(torch.hypot(length, self.least))
