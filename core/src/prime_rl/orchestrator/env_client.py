@@ -1,8 +1,8 @@
-"""Client of one environment server: the `verifiers` wire, without building its typed records.
+"""Client of one environment server: the `verifiers` wire, without the library.
 
-The server streams a run's traces as deltas and ends with a reply; the library assembles them. Here
-the assembled plain record is kept as it is: building and validating the typed episode costs more
-than everything else the orchestrator does with it.
+The server streams a run's traces as deltas and ends with a reply. The plain record put together from
+them is used as it is: building and validating the library's typed episode costs more than everything
+else the orchestrator does with it, and importing the library more than starting the orchestrator.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import msgpack
+import msgspec
 import zmq
-from verifiers.v1.serve.delta import EpisodeAssembly, TraceSummary, unpack
 
 from prime_rl.errors import RunError
+from prime_rl.orchestrator.assembly import EpisodeAssembly
 
 log = logging.getLogger(__name__)
 
 HEALTH_INTERVAL_S = 0.2
 HEALTH_ID = "health"
+
+
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
 
 
 class EpisodeRefused(RuntimeError):
@@ -72,7 +76,7 @@ class ServedEpisode:
         """See EpisodeCall.result. Raises EpisodeRefused when the server refuses."""
         try:
             self._client.send(self.id, b"run", self._request)
-            answer = unpack(await self.reply)
+            answer = _decode(await self.reply)
         except asyncio.CancelledError:
             self._client.abort(self.id)
             raise
@@ -80,8 +84,7 @@ class ServedEpisode:
             self._client.forget(self.id)
         if not answer.get("success", False):
             raise EpisodeRefused(answer.get("error") or "the env server refused the episode")
-        summaries = [TraceSummary.model_construct(**each) for each in answer["traces"]]
-        return self.assembly.finish(answer["head"], summaries)
+        return self.assembly.finish(answer["head"], answer["traces"])
 
 
 class EnvironmentClient:
@@ -111,7 +114,7 @@ class EnvironmentClient:
         self, task: Mapping[str, Any], model: str, sampling: Mapping[str, Any]
     ) -> ServedEpisode:
         """See Environment.start."""
-        request = msgpack.packb(
+        request = _encode(
             {
                 "task_data": task,
                 "client": self._client_settings,
@@ -129,7 +132,7 @@ class EnvironmentClient:
         while not self._healthy.is_set():
             if self._loop.time() > deadline:
                 raise RunError(f"the environment server at {self.address} does not answer")
-            self.send(HEALTH_ID, b"health", msgpack.packb({}))
+            self.send(HEALTH_ID, b"health", _encode({}))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._healthy.wait(), HEALTH_INTERVAL_S)
 
@@ -141,7 +144,7 @@ class EnvironmentClient:
     def abort(self, request_id: str) -> None:
         """Tell the server to end an episode nobody waits for."""
         if not self._socket.closed:
-            payload = msgpack.packb({"request_id": request_id})
+            payload = _encode({"request_id": request_id})
             self.send(uuid.uuid4().hex, b"cancel", payload)
 
     def forget(self, request_id: str) -> None:
@@ -169,7 +172,7 @@ class EnvironmentClient:
         if call is None:
             return
         if kind == b"delta":
-            call.assembly.apply(unpack(data))
+            call.assembly.apply(_decode(data))
         elif not call.reply.done():
             call.reply.set_result(data)
 

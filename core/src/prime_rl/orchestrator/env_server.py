@@ -21,7 +21,12 @@ from prime_rl.models.renderers import load_renderer
 from prime_rl.orchestrator.discovery import publish
 from prime_rl.orchestrator.pydantic_default_factories import remember_signatures
 from prime_rl.orchestrator.services import wanted_sources
-from prime_rl.orchestrator.tasks import environment_settings
+from prime_rl.orchestrator.tasks import (
+    environment_settings,
+    load_tasks,
+    tasks_file,
+    write_tasks,
+)
 from prime_rl.plugins import scan
 
 log = logging.getLogger(__name__)
@@ -49,18 +54,24 @@ def find_source(stage: object, split: str, label: str) -> SourceConfig:
 
 
 def run_env_server(run: RunConfig, stage: int, split: str, label: str) -> None:
-    """Serve until SIGTERM. The address appears in the stage's runtime folder."""
+    """Serve until SIGTERM. Tasks and address appear in the stage's runtime folder.
+
+    Raises ConfigError when the source cannot be loaded.
+    """
     from verifiers.v1.utils.loaders import resolve_env_config
 
     config = run.stages[stage]
     source = find_source(config, split, label)
     workers = config.orchestrator.env_workers if isinstance(config, RLConfig) else 1
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    address_file = AddressFile(stage_paths(run, stage).environment_address(split, label))
-    environment = resolve_env_config(environment_settings(source))
+    address_path = stage_paths(run, stage).environment_address(split, label)
+    address_file = AddressFile(address_path)
     log_setup = functools.partial(set_up_logging, f"env_{split}_{label}", config.log.level)
     log_setup()
-    log.info("serving %s with %d worker(s)", label, workers)
+    tasks = load_tasks(source)
+    environment = resolve_env_config(environment_settings(source))
+    write_tasks(tasks_file(address_path), tasks)
+    log.info("serving %s: %d tasks, %d worker(s)", label, len(tasks), workers)
     if workers > 1:
         _serve_pool(environment, workers, address_file, log_setup)
     else:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prime_rl.configs.orchestrator import SourceConfig
+from prime_rl.orchestrator.assembly import LostDelta
 from prime_rl.orchestrator.env_client import Environment, EpisodeRefused
 from prime_rl.orchestrator.episode import EpisodeRequest, EpisodeResult, Split, failed_result
 from prime_rl.orchestrator.policy import Policy
@@ -70,8 +71,8 @@ class ServedEpisodeRunner:
         except TimeoutError:
             error = f"EpisodeTimeout: not over after {self._timeout_s:g} s"
             return failed_result(request, "timeout", error, time.monotonic() - started)
-        except EpisodeRefused as error:
-            text = f"EpisodeRefused: {error}"
+        except (EpisodeRefused, LostDelta) as error:
+            text = f"{type(error).__name__}: {error}"
             return failed_result(request, "error", text, time.monotonic() - started)
         finally:
             self._release_sessions(call.trace_ids)

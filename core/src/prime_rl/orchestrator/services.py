@@ -23,7 +23,7 @@ from prime_rl.orchestrator.router_host import RouterHost
 from prime_rl.orchestrator.runner import LoadedSource
 from prime_rl.orchestrator.sampling import client_settings
 from prime_rl.orchestrator.sessions import RemoteSessions
-from prime_rl.orchestrator.tasks import TaskRow, load_tasks
+from prime_rl.orchestrator.tasks import read_tasks, tasks_file
 from prime_rl.plugins import Registry
 
 log = logging.getLogger(__name__)
@@ -68,14 +68,11 @@ async def open_services(
 ) -> Services:
     """Wait for the stage's processes and connect; `stack` closes everything again.
 
-    Raises RunError when a process does not come up, ConfigError when a source cannot be loaded.
+    Raises RunError when a process does not come up.
     """
     stage = run.stages[index]
     paths = stage_paths(run, index)
     sources = wanted_sources(stage, evaluate_only)
-    # Task sets load (and verifiers is imported) while engines and env servers start.
-    loading = asyncio.create_task(asyncio.to_thread(_load_all, sources))
-    stack.callback(loading.cancel)
     urls = await _engine_urls(stage, paths)
     engines = await stack.enter_async_context(EngineAdmin(urls))
     await engines.wait_ready(START_TIMEOUT_S)
@@ -88,29 +85,18 @@ async def open_services(
         Path(stage.tokenizer.name) if stage.tokenizer.name else model_dir,
         plugin.renderer if stage.tokenizer.renderer == "auto" else stage.tokenizer.renderer,
     )
-    tasks = await loading
     return Services(
         engines=engines,
         router_url=router_url,
         model=await engines.served_name(),
         sources={
-            (split, source.label): LoadedSource(
-                source,
-                tasks[split, source.label],
-                await _connect(paths, split, source.label, settings, stack),
-            )
+            (split, source.label): await _connect(paths, split, source, settings, stack)
             for split, source in sources
         },
         release_sessions=release,
         check=check,
         cost=row_cost(plugin, model_dir),
     )
-
-
-def _load_all(
-    sources: Sequence[tuple[Split, SourceConfig]],
-) -> dict[tuple[Split, str], list[TaskRow]]:
-    return {(split, source.label): load_tasks(source) for split, source in sources}
 
 
 async def _engine_urls(stage: RLConfig | SFTConfig, paths: StagePaths) -> list[str]:
@@ -139,17 +125,20 @@ def _open_router(
 
 
 async def _connect(
-    paths: StagePaths, split: Split, label: str, settings: dict[str, object], stack: AsyncExitStack
-) -> EnvironmentClient:
-    address = await read_when_there(
-        paths.environment_address(split, label),
-        f"the {split} environment server of {label!r}",
-        START_TIMEOUT_S,
-    )
+    paths: StagePaths,
+    split: Split,
+    source: SourceConfig,
+    settings: dict[str, object],
+    stack: AsyncExitStack,
+) -> LoadedSource:
+    address_file = paths.environment_address(split, source.label)
+    meaning = f"the {split} environment server of {source.label!r}"
+    address = await read_when_there(address_file, meaning, START_TIMEOUT_S)
     client = EnvironmentClient(address, settings)
     stack.push_async_callback(client.close)
+    tasks = await asyncio.to_thread(read_tasks, tasks_file(address_file))
     await client.wait_healthy(START_TIMEOUT_S)
-    return client
+    return LoadedSource(source, tasks, client)
 
 
 def row_cost(plugin: Model, model_dir: Path) -> CostOfRow:

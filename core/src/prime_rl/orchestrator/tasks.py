@@ -1,11 +1,17 @@
-"""The tasks of one source: loaded once, selected, as data that can be sent to an env server."""
+"""The tasks of one source, as data that can be sent to its env server.
+
+The env server's process loads and selects them (it has the environment's library at hand anyway) and
+leaves them in a file beside its address, where the orchestrator reads them.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from prime_rl.configs.orchestrator import SelectConfig, SourceConfig
 from prime_rl.errors import ConfigError
@@ -14,8 +20,7 @@ LOCAL_RUNTIME = {"type": "subprocess"}
 """Where programs run unless the recipe says otherwise: the library's own default is a hosted box."""
 
 
-@dataclass(frozen=True)
-class TaskRow:
+class TaskRow(msgspec.Struct, frozen=True):
     """One task."""
 
     key: str
@@ -74,3 +79,19 @@ def _rows(tasks: Sequence[Any], chosen: Sequence[int]) -> list[TaskRow]:
         TaskRow(str(tasks[index].key), tasks[index].data.model_dump(mode="json"))
         for index in chosen
     ]
+
+
+def tasks_file(address_file: Path) -> Path:
+    """Where the tasks of a source lie, given the file of its env server's address."""
+    return address_file.with_suffix(".tasks")
+
+
+def write_tasks(path: Path, tasks: Sequence[TaskRow]) -> None:
+    """Leave the tasks for the orchestrator; before the address is published."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.msgpack.encode(tasks))
+
+
+def read_tasks(path: Path) -> list[TaskRow]:
+    """What `write_tasks` wrote."""
+    return msgspec.msgpack.decode(path.read_bytes(), type=list[TaskRow])
