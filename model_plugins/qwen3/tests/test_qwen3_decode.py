@@ -33,7 +33,7 @@ EXPERTS = {
 
 
 def made(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> tuple[Any, Qwen3Decoder]:
-    """A module with random weights and a decoder of 4 slots and 24 positions."""
+    """A module with random weights and a decoder of 4 slots and 70 positions."""
     plugin = (Qwen3MoE if config["model_type"] == "qwen3_moe" else Qwen3)(
         Qwen3.Config() if config["model_type"] == "qwen3" else Qwen3MoE.Config()
     )
@@ -45,7 +45,7 @@ def made(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> tuple[An
         for parameter in module.parameters():
             parameter.mul_(3.0 if parameter.dim() > 1 else 1.2).add_(0.01)
     module = module.to(dtype)
-    decoder = plugin.decoder(module, architecture, 4, 24)
+    decoder = plugin.decoder(module, architecture, 4, 70)
     assert isinstance(decoder, Qwen3Decoder)
     return module, decoder
 
@@ -74,6 +74,22 @@ def test_sequences_join_and_leave(config: dict[str, Any], dtype: torch.dtype) ->
         expected = packed(module, [texts[slot] for slot in slots]).float()
         assert (found - expected).norm() <= tolerance * expected.norm(), (step, slots)
         cached.update((slot, len(texts[slot])) for slot in slots)
+
+
+@pytest.mark.parametrize("slots", [[0], [0, 1], [0, 1, 2]])
+def test_to_the_last_position(slots: list[int]) -> None:
+    """Past every block of positions that is read at once; slots of equal and unequal lengths."""
+    module, decoder = made(DENSE)
+    texts = {
+        slot: [(slot + i) % 96 for i in range(3 if len(slots) == 2 else 3 - slot)] for slot in slots
+    }
+    decoder.forward([DecodeRequest(slot, 0, texts[slot]) for slot in slots])
+    while max(map(len, texts.values())) < 70:
+        for slot in slots:
+            texts[slot].append((11 * len(texts[slot]) + slot) % 96)
+        requests = [DecodeRequest(s, len(texts[s]) - 1, texts[s][-1:]) for s in slots]
+        found, expected = decoder.forward(requests), packed(module, list(texts.values()))
+        assert (found - expected).norm() <= 1e-5 * expected.norm(), len(texts[0])
 
 
 @pytest.mark.parametrize("config", [DENSE, EXPERTS])
@@ -111,8 +127,8 @@ def test_experts_are_recorded_in_request_order() -> None:
     [
         [DecodeRequest(4, 0, [1])],
         [DecodeRequest(-1, 0, [1])],
-        [DecodeRequest(0, 24, [1])],
-        [DecodeRequest(0, 20, [1, 2, 3, 4, 5])],
+        [DecodeRequest(0, 70, [1])],
+        [DecodeRequest(0, 66, [1, 2, 3, 4, 5])],
         [DecodeRequest(0, -1, [1])],
         [DecodeRequest(0, 0, [])],
         [DecodeRequest(1, 0, [1]), DecodeRequest(1, 1, [1])],

@@ -17,10 +17,23 @@ from prime_rl.api.model import Decoder, DecodeRequest
 from prime_rl.layers.recorded import record_operations
 from prime_rl_model_qwen3.architecture import Qwen3Architecture
 from prime_rl_model_qwen3.decode_layer import AttentionWeights, LayerMath, MLPWeights
+from prime_rl_model_qwen3.decode_plan import (
+    Fresh,
+    Singles,
+    Step,
+    Views,
+    extensions,
+    fresh_sequences,
+    plain_numbers,
+)
 from prime_rl_model_qwen3.model import Block, Qwen3Module
 
 COPIED_BYTES = 256 * 1024**2
 """Models up to this size keep a transposed copy of their weights for decoding on a CPU."""
+
+
+READ_BLOCK = 32
+"""Recorded steps read whole blocks of positions, so that their views serve for as many steps."""
 
 
 class Qwen3Decoder(Decoder):
@@ -59,6 +72,10 @@ class Qwen3Decoder(Decoder):
         self.math = LayerMath(architecture, self.device, self.dtype, copies)
         self.attention_step: Callable[..., tuple[Tensor, ...]] | None = None
         self.model_step: Callable[..., Tensor] | None = None
+        self.views: Views | None = None
+        visible = torch.zeros((1, 1, 2 * max_length), dtype=self.dtype, device=self.device)
+        visible[..., max_length:] = -torch.inf
+        self.visible_then_not = visible
         self.layers: list[_Layer] = []
         self.constants: tuple[Tensor, ...] = ()
         self.final_norm: Tensor = weight
@@ -80,7 +97,7 @@ class Qwen3Decoder(Decoder):
     def _forward(self, requests: Sequence[DecodeRequest]) -> Tensor:
         if not self.layers:
             self._read_weights()
-        if self.constants and (numbers := _plain_numbers(requests)) is not None:
+        if self.constants and (numbers := plain_numbers(requests)) is not None:
             return self._run_whole(*numbers)
         step = self._prepare(requests)
         x_TH = F.embedding(step.tokens_T, self.module.embed_tokens.weight)
@@ -112,23 +129,36 @@ class Qwen3Decoder(Decoder):
 
     def _run_whole(self, tokens: list[int], starts: list[int]) -> Tensor:
         """One new token in each of the first slots, all layers in one recorded call."""
-        used, longest = len(starts), 1 + max(starts)
-        if used > self.max_slots or min(starts) < 0 or longest > self.max_length:
+        used, last, first = len(starts), max(starts), min(starts)
+        if used > self.max_slots or first < 0 or last >= self.max_length:
             raise ValueError(
                 f"{used} requests at positions {starts}: the cache has {self.max_slots} slots of "
                 f"{self.max_length} positions"
             )
-        numbers_3R = torch.tensor([tokens, range(used), starts])
-        read = self.flat_cache.narrow(1, 0, used * self.key_heads).narrow(2, 0, longest).unbind(0)
-        mask_BGL = self._mask(starts, longest)
+        length = min((last // READ_BLOCK + 1) * READ_BLOCK, self.max_length)
+        views = self.views
+        if views is None or views.slots != used or views.length != length:
+            views = self.views = self._views(used, length)
+        views.tokens[:] = tokens
+        views.positions[:] = starts
+        if first == last:
+            mask_BGL = self.visible_then_not.narrow(2, self.max_length - 1 - last, length)
+        else:
+            mask_BGL = self._mask(starts, length)
         embedding = self.module.embed_tokens.weight
-        known = (numbers_3R, mask_BGL, self.rotation_L21D, embedding, self.final_norm)
+        known = (views.numbers_3R, mask_BGL, self.rotation_L21D, embedding, self.final_norm)
+        tensors = (*known, *views.read, *self.constants)
         if self.model_step is None:
-            tensors = (*known, *read, *self.constants)
             self.model_step = record_operations(self.math.dense_model_step, tensors)
-        return self.model_step(*known, *read, *self.constants)
+        return self.model_step(*tensors)
 
-    def _run_layer(self, number: int, x_TH: Tensor, step: _Step) -> Tensor:
+    def _views(self, slots: int, length: int) -> Views:
+        numbers_3R = torch.tensor([[0] * slots, range(slots), [0] * slots])
+        tokens, _, positions = numbers_3R.numpy()
+        read = self.flat_cache[:, : slots * self.key_heads, :length].unbind(0)
+        return Views(slots, length, numbers_3R, tokens, positions, read)
+
+    def _run_layer(self, number: int, x_TH: Tensor, step: Step) -> Tensor:
         """One layer for any mixture of requests."""
         layer, math = self.layers[number], self.math
         attention = layer.block.attention
@@ -152,7 +182,7 @@ class Qwen3Decoder(Decoder):
             return math.add_mlp(x_TH, normal_TH, layer.mlp)
         return x_TH + layer.block.feed_forward(normal_TH)
 
-    def _prepare(self, requests: Sequence[DecodeRequest]) -> _Step:
+    def _prepare(self, requests: Sequence[DecodeRequest]) -> Step:
         tokens: list[int] = []
         slots: list[int] = []
         positions: list[int] = []
@@ -171,7 +201,7 @@ class Qwen3Decoder(Decoder):
         ).unbind(0)
         cos_T1D, sin_T1D = self.rotation_L21D[positions_T].unbind(1)
         is_single = len(tokens) == len(requests)
-        return _Step(
+        return Step(
             tokens_T=tokens_T,
             slots_T=slots_T,
             positions_T=positions_T,
@@ -179,8 +209,8 @@ class Qwen3Decoder(Decoder):
             sin_T1D=sin_T1D,
             last_R=None if is_single else torch.tensor(last, device=self.device),
             singles=self._singles(requests, None if is_single else last),
-            fresh=None if is_single else _fresh(requests, self.device),
-            extensions=() if is_single else _extensions(requests),
+            fresh=None if is_single else fresh_sequences(requests, self.device),
+            extensions=() if is_single else extensions(requests),
         )
 
     def _check(self, request: DecodeRequest, count: int) -> None:
@@ -192,9 +222,7 @@ class Qwen3Decoder(Decoder):
                 f"expected at least 1 within {self.max_length} positions"
             )
 
-    def _singles(
-        self, requests: Sequence[DecodeRequest], last: list[int] | None
-    ) -> _Singles | None:
+    def _singles(self, requests: Sequence[DecodeRequest], last: list[int] | None) -> Singles | None:
         """How to read the cache for the requests of one token; `last` is None when all are such."""
         chosen = [request for request in requests if len(request.tokens) == 1]
         if not chosen:
@@ -218,7 +246,7 @@ class Qwen3Decoder(Decoder):
                 starts = [by_slot.get(slot, 0) for slot in range(used)]
             # [2 * layers] of [B, L, D]: keys and values of each layer in turn, as views.
             read = self.flat_cache[:, : used * self.key_heads, :longest].unbind(0)
-        return _Singles(rows, longest, len(starts), places_R, read, self._mask(starts, longest))
+        return Singles(rows, longest, len(starts), places_R, read, self._mask(starts, longest))
 
     def _mask(self, starts: list[int], longest: int) -> Tensor:
         """[B, G, L] to add to the scores, 0 or -inf; one 0 when everybody sees every place."""
@@ -230,7 +258,7 @@ class Qwen3Decoder(Decoder):
         repeated = (-1, self.key_heads, self.heads // self.key_heads, -1)
         return mask_SL[:, None, None].expand(repeated).flatten(0, 1)
 
-    def _attend(self, number: int, fused: Tensor, step: _Step) -> Tensor:
+    def _attend(self, number: int, fused: Tensor, step: Step) -> Tensor:
         """[T, N * D] of layer `number`."""
         singles = step.singles
         if singles is not None and singles.rows is None:
@@ -248,7 +276,7 @@ class Qwen3Decoder(Decoder):
             mixed_TND[first : first + count] = self._attend_extension(queries, read, start)
         return mixed_TND.flatten(1)
 
-    def _attend_singles(self, number: int, q_RND: Tensor, singles: _Singles) -> Tensor:
+    def _attend_singles(self, number: int, q_RND: Tensor, singles: Singles) -> Tensor:
         """[R, N * D] of one query per request against its slot."""
         mask_BGL = singles.mask_BGL
         if singles.read is None:
@@ -261,7 +289,7 @@ class Qwen3Decoder(Decoder):
         q_SND[singles.places_R] = q_RND
         return self.math.attend(q_SND, mask_BGL, *kv_BLD)[singles.places_R]
 
-    def _attend_fresh(self, number: int, fused: Tensor, fresh: _Fresh, mixed_TND: Tensor) -> None:
+    def _attend_fresh(self, number: int, fused: Tensor, fresh: Fresh, mixed_TND: Tensor) -> None:
         """New sequences: the packed attention the trainer uses."""
         heads = (self.heads, self.key_heads, self.key_heads)
         q_TND, k_TKD, v_TKD = fused[fresh.rows].split(heads, dim=1)
@@ -285,96 +313,9 @@ class Qwen3Decoder(Decoder):
         return mixed[0].transpose(0, 1)
 
 
-class _Singles(NamedTuple):
-    """Requests that append one token."""
-
-    rows: Tensor | None
-    """Their rows among the T new tokens; None: all of them."""
-    longest: int
-    """L"""
-    slots: int
-    """S"""
-    places_R: Tensor | None
-    """Slot of each request; None when they are the first slots in order."""
-    read: tuple[Tensor, ...] | None
-    """Views of the first S slots' keys and values of every layer; None: the busy slots are far
-    apart, and each layer copies them out."""
-    mask_BGL: Tensor
-    """0 or -inf to add to the scores."""
-
-    @property
-    def is_plain(self) -> bool:
-        """All requests are such, one in each of the first slots, in order."""
-        return self.rows is None and self.places_R is None
-
-
 class _Layer(NamedTuple):
     """A block, its weights laid out for decoding; `mlp` is None for experts."""
 
     block: Block
     attention: AttentionWeights
     mlp: MLPWeights | None
-
-
-class _Fresh(NamedTuple):
-    """Requests that start a sequence with several tokens."""
-
-    rows: Tensor
-    cu_seqlens: Tensor
-    lengths: tuple[int, ...]
-
-
-class _Step(NamedTuple):
-    """What all layers of one forward share."""
-
-    tokens_T: Tensor
-    slots_T: Tensor
-    positions_T: Tensor
-    cos_T1D: Tensor
-    sin_T1D: Tensor
-    last_R: Tensor | None
-    """Rows of the last tokens; None: every row is one."""
-    singles: _Singles | None
-    fresh: _Fresh | None
-    extensions: tuple[tuple[int, int, int, int], ...]
-    """(slot, first row, tokens, first position) of longer appendages to cached sequences."""
-
-
-def _plain_numbers(requests: Sequence[DecodeRequest]) -> tuple[list[int], list[int]] | None:
-    """(tokens, positions) when every request appends one token and they are the first slots, in
-    order; else None."""
-    tokens: list[int] = []
-    starts: list[int] = []
-    for place, request in enumerate(requests):
-        if request.slot != place or len(request.tokens) != 1:
-            return None
-        tokens.append(request.tokens[0])
-        starts.append(request.start)
-    return (tokens, starts) if tokens else None
-
-
-def _fresh(requests: Sequence[DecodeRequest], device: torch.device) -> _Fresh | None:
-    rows: list[int] = []
-    lengths: list[int] = []
-    first = 0
-    for request in requests:
-        count = len(request.tokens)
-        if count > 1 and request.start == 0:
-            rows += range(first, first + count)
-            lengths.append(count)
-        first += count
-    if not rows:
-        return None
-    borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    return _Fresh(torch.tensor(rows, device=device), borders.to(device), tuple(lengths))
-
-
-def _extensions(requests: Sequence[DecodeRequest]) -> tuple[tuple[int, int, int, int], ...]:
-    found: list[tuple[int, int, int, int]] = []
-    first = 0
-    for request in requests:
-        count = len(request.tokens)
-        if count > 1 and request.start > 0:
-            found.append((request.slot, first, count, request.start))
-        first += count
-    return tuple(found)
