@@ -316,3 +316,15 @@ def test_automatic_name(load, staged):
 def test_no_warnings_are_emitted(load, recwarn):
     load(PLAIN, "--trainer.loss.eps", "1").run.model_dump_json()
     assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_a_switch_that_only_some_stages_have_reaches_those(load, staged):
+    run = load(staged, "--no-eval-before").run
+    assert [one.eval_before for one in run.stages if one.type == "sft"] == [False]
+
+
+def test_a_schedule_longer_than_the_run_is_refused(load):
+    with pytest.raises(ConfigError, match="warmup_steps 30 .* exceed max_steps"):
+        load(PLAIN, "--trainer.schedule.warmup-steps", "30", "--max-steps", "20")
+    loaded = load(PLAIN, "--trainer.schedule.warmup-steps", "20", "--max-steps", "20")
+    assert stage(loaded).trainer.schedule.warmup_steps == 20

@@ -73,7 +73,7 @@ CHOICES = {
 @pytest.mark.parametrize("seed", range(40))
 def test_saved_run_reads_back_equal(load, flat, registry, tmp_path, seed):
     generator = random.Random(seed)
-    words = ["--run.name", "fixed"]
+    words = ["--run.name", "fixed", "--max-steps", "25"]
     for key in generator.sample(sorted(CHOICES), 10):
         words += [f"--{key}", generator.choice(CHOICES[key])]
     run = load(flat, *words).run

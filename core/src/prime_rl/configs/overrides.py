@@ -80,6 +80,8 @@ def _targets(draft: Draft, override: Override) -> tuple[list[int], tuple[str, ..
     if draft.is_staged and first in ("type", "name"):
         raise BadValue(f"this run has several stages; write --stages.0.{first}")
     having = [i for i in draft.stages_with(first) if draft.stages[i].is_table]
+    if not having and len(parts) == 1 and first.startswith("no_"):
+        having = [i for i in draft.stages_with(first[3:]) if draft.stages[i].is_table]
     if having:
         return having, parts, True
     named = [i for i, stage in enumerate(draft.stages) if first in _names(stage)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from prime_rl.configs.base import BaseConfig, default_type, defaults, plugin_section
 from prime_rl.configs.inference import InferenceConfig
@@ -16,7 +16,7 @@ from prime_rl.configs.model import (
     TokenizerConfig,
 )
 from prime_rl.configs.orchestrator import EvalSourcesConfig, OrchestratorConfig
-from prime_rl.configs.trainer import TrainerConfig
+from prime_rl.configs.trainer import LinearScheduleConfig, TrainerConfig
 
 
 class RunIdentity(BaseConfig):
@@ -77,6 +77,18 @@ class StageConfig(BaseConfig):
     """Which plugins may be used."""
     env_vars: dict[str, str] = {}
     """Environment variables of every process."""
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> Self:
+        schedule = self.trainer.schedule
+        decay_steps = schedule.decay_steps if isinstance(schedule, LinearScheduleConfig) else 0
+        if schedule.warmup_steps + decay_steps > self.max_steps:
+            raise ValueError(
+                f"trainer.schedule ({schedule.type}): warmup_steps {schedule.warmup_steps} + "
+                f"decay_steps {decay_steps} exceed max_steps {self.max_steps}; "
+                "shorten them or train longer"
+            )
+        return self
 
 
 class SFTDataConfig(BaseConfig):

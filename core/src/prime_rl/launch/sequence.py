@@ -21,16 +21,17 @@ from prime_rl.configs.paths import (
     step_directories,
 )
 from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
-from prime_rl.control.broadcasts import prune_beyond
-from prime_rl.control.checkpoints import complete_steps, describe_incomplete
-from prime_rl.errors import CheckpointError
+from prime_rl.control import broadcasts, checkpoints
+from prime_rl.control.checkpoints import (
+    COMPONENTS,
+    complete_steps,
+    describe_incomplete,
+    resolve_step,
+)
 from prime_rl.launch.stage import StageProcesses
 from prime_rl.plugins import Registry
 
 logger = logging.getLogger(__name__)
-
-COMPONENTS = {"rl": ("trainer", "orchestrator"), "sft": ("trainer",)}
-"""Whose parts make a checkpoint of a stage complete."""
 
 
 class View(Protocol):
@@ -69,37 +70,22 @@ def resolve_resume(run: RunConfig) -> RunConfig:
 
 
 def _resume_step(paths: StagePaths, components: tuple[str, ...], wanted: int | None) -> int | None:
-    complete = complete_steps(paths, components)
-    if wanted is not None:
-        if wanted not in complete:
-            known = ", ".join(map(str, complete)) or "none"
-            raise CheckpointError(
-                f"cannot resume at step {wanted}: "
-                f"{describe_incomplete(paths, wanted, components)} Complete steps: {known}."
-            )
-        return wanted
-    newest = complete[-1] if complete else None
+    if wanted is not None or complete_steps(paths, components):
+        return resolve_step(paths, components, wanted)
     for step, _ in step_directories(paths.checkpoints):
-        if newest is None or step > newest:
-            logger.warning(
-                "ignoring checkpoint step_%d: %s",
-                step,
-                describe_incomplete(paths, step, components),
-            )
-    return newest
+        text = describe_incomplete(paths, step, components)
+        logger.warning("ignoring the checkpoint of step %d: %s", step, text)
+    logger.warning("%s holds no complete checkpoint: the stage starts over", paths.checkpoints)
+    return None
 
 
 def forget_beyond(paths: StagePaths, step: int) -> None:
-    """Remove broadcasts, batches and checkpoints of steps above `step`: an abandoned future.
-
-    The broadcast of `step` itself goes too: the trainer offers that version anew, and engines must
-    not take the old payload while it is being replaced.
-    """
-    prune_beyond(paths.broadcasts, step - 1)
-    for parent in (paths.rollouts, paths.checkpoints):
-        for number, directory in step_directories(parent):
-            if number > step:
-                shutil.rmtree(directory)
+    """Remove broadcasts, batches and checkpoints of steps above `step`: an abandoned future."""
+    broadcasts.prune_beyond(paths.broadcasts, step)
+    checkpoints.prune_beyond(paths, step)
+    for number, directory in step_directories(paths.rollouts):
+        if number > step:
+            shutil.rmtree(directory)
 
 
 class Sequence:

@@ -18,16 +18,15 @@ from prime_rl.configs.trainer import (
     LinearScheduleConfig,
     ScheduleConfig,
 )
-from prime_rl.errors import ConfigError
 
 SMALLEST_START = 1e-8
 
 
 class Schedule:
-    """Peak rate and shape; `steps_done` is all its state."""
+    """Peak rate and shape; `steps_done` is all its state. The stage's config has checked that warm-up
+    and decay fit into `max_steps`."""
 
     def __init__(self, config: ScheduleConfig, peak_lr: float, max_steps: int) -> None:
-        check_schedule(config, max_steps)
         self.config = config
         self.peak_lr = peak_lr
         self.max_steps = max_steps
@@ -65,13 +64,3 @@ class Schedule:
         if decay_steps == 1:
             return floor
         return 1.0 - (1.0 - floor) * min(1.0, into_decay / (decay_steps - 1))
-
-
-def check_schedule(config: ScheduleConfig, max_steps: int) -> None:
-    """Raise ConfigError when warm-up and decay do not fit into the run."""
-    decay_steps = config.decay_steps if isinstance(config, LinearScheduleConfig) else 0
-    if config.warmup_steps + decay_steps > max_steps:
-        raise ConfigError(
-            f"trainer.schedule ({config.type}): warmup_steps {config.warmup_steps} + decay_steps "
-            f"{decay_steps} exceed max_steps {max_steps}; shorten them or train longer"
-        )
