@@ -135,26 +135,32 @@ class Direct:
 
 
 class HTTP:
-    """Concurrent requests to a server in another process."""
+    """Concurrent requests to a server in another process, over kept connections."""
 
     def __init__(self, url: str) -> None:
         self.url = f"{url}/inference/v1/generate"
         self.events = asyncio.new_event_loop()
+        self.client = self.events.run_until_complete(self.connect())
+
+    async def connect(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    def close(self) -> None:
+        self.events.run_until_complete(self.client.close())
 
     def __call__(self, batch: int, tokens: int) -> None:
-        self.events.run_until_complete(self.ask(batch, tokens))
+        calls = [self.ask(seed, tokens) for seed in range(batch)]
+        self.events.run_until_complete(self.all(calls))
 
-    async def ask(self, batch: int, tokens: int) -> None:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+    async def all(self, calls: list[Any]) -> None:
+        await asyncio.gather(*calls)
 
-            async def one(seed: int) -> None:
-                sampling = {"max_tokens": tokens, "seed": seed, "ignore_eos": True, "logprobs": 1}
-                body = {"token_ids": list(range(PROMPT_TOKENS)), "sampling_params": sampling}
-                async with client.post(self.url, json=body) as answer:
-                    content = json.loads(await answer.read())
-                assert len(content["choices"][0]["token_ids"]) == tokens
-
-            await asyncio.gather(*(one(seed) for seed in range(batch)))
+    async def ask(self, seed: int, tokens: int) -> None:
+        sampling = {"max_tokens": tokens, "seed": seed, "ignore_eos": True, "logprobs": 1}
+        body = {"token_ids": list(range(PROMPT_TOKENS)), "sampling_params": sampling}
+        async with self.client.post(self.url, json=body) as answer:
+            content = json.loads(await answer.read())
+        assert len(content["choices"][0]["token_ids"]) == tokens
 
 
 def measure(
@@ -211,6 +217,7 @@ def main() -> int:
                 print(f"{'':>5} {ratios}{verdict}")
             for way in (ways["direct"], ways["recompute"]):
                 way.loop.stop()
+            ways["http"].close()
     return int(missed)
 
 
