@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,36 @@ def test_show_tells_what_the_new_loss_can_be_told(loss):
     text = loss.run(*PRIME, "plugins", "show", "clip3").stdout
     assert "max_log_ratio" in text and "are left out (nats)" in text
     assert "prime-rl-loss-clip3 0.1.0" in text
+
+
+TRAINING_STEP = """
+import sys
+from pathlib import Path
+from test_trainer_stage import OPTIM, rl_rows
+from trainer_world import ScriptedOrchestrator, make_run, metrics_of
+from prime_rl.configs.load import save_resolved
+from prime_rl.trainer.main import run_trainer
+
+loss = {"type": "clip3", "max_log_ratio": 0.5}
+run = make_run(Path(sys.argv[1]), "rl", max_steps=2, trainer={**OPTIM, "loss": loss})
+save_resolved(run, Path(sys.argv[1]) / "run.json")
+orchestrator = ScriptedOrchestrator(run, rl_rows(2))
+try:
+    run_trainer(run, 0)
+finally:
+    orchestrator.close()
+print(sorted(metrics_of(run)[-1]))
+"""
+
+
+def test_new_loss_trains_real_steps_and_is_in_the_saved_run(loss, tmp_path):
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{TRAINING_STEP}"
+    done = loss.run("-c", script, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for metric in ("loss/mean", "optim/grad_norm", "mismatch_kl/all"):
+        assert metric in done.stdout
+    saved = json.loads((tmp_path / "run.json").read_text())["stages"][0]["trainer"]["loss"]
+    assert saved == {"type": "clip3", "max_log_ratio": 0.5}
 
 
 @pytest.mark.slow
