@@ -115,6 +115,22 @@ def test_failures_are_outcomes_and_every_session_is_released(tmp_path, monkeypat
     assert sum(row["train/agg/all/errors/mean"] for row in step_rows(world)) > 0
 
 
+def test_numbers_that_are_none_never_reach_the_trainer(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("prime_rl.orchestrator.runner.FAILED_EPISODE_S", 0.0)
+
+    def nan_sometimes(task, draw):
+        return float("nan") if draw.random() < 0.2 else draw.random()
+
+    world = run_world(tmp_path, make_stage(max_steps=3), replies={TRAIN: nan_sometimes})
+    for batches in world.trainer.batches.values():
+        for row in batches[0].micro_batches:
+            values = memoryview(row.advantages).cast("f").tolist()
+            assert all(value == value for value in values)
+    errors = {record["error"] for record in read_episodes(world.paths.traces)}
+    assert "DamagedEpisode: rewards [nan] are not all finite" in errors
+    assert "episodes failed" in caplog.text
+
+
 def test_a_hanging_episode_is_a_timeout_and_its_session_is_released(tmp_path):
     def hang_sometimes(task, draw):
         return "hang" if draw.random() < 0.1 else draw.random()

@@ -115,6 +115,14 @@ def test_wrong_number_of_logprobs_is_refused():
         samples(nodes)
 
 
+def test_logprobs_that_are_not_finite_are_refused():
+    for bad in (float("nan"), float("-inf")):
+        nodes = [node(None, [1]), node(0, [2, 3], sampled=2)]
+        nodes[1]["logprobs"] = [-1.0, bad]
+        with pytest.raises(ValueError, match="not all finite"):
+            samples(nodes)
+
+
 def routes_of(sample):
     stored = sample.routed_experts
     return np.frombuffer(stored.data, stored.dtype).reshape(stored.shape)

@@ -6,8 +6,10 @@ import pytest
 
 from prime_rl.algorithms.grpo import GRPO, GRPOConfig
 from prime_rl.api import Credit
+from prime_rl.errors import RunError
+from prime_rl.orchestrator.dispatch import GroupCancellation
 from prime_rl.orchestrator.episode import AgentTrace, EpisodeRequest, EpisodeResult
-from prime_rl.orchestrator.evaluate import evaluation_metrics, is_due, pass_metrics
+from prime_rl.orchestrator.evaluate import EvalSink, evaluation_metrics, is_due, pass_metrics
 from prime_rl.orchestrator.group import apply_credit, score
 from prime_rl.orchestrator.metrics import batch_metrics, spread
 from prime_rl.orchestrator.policy import fillable_batches, gate_is_open, staleness
@@ -33,7 +35,9 @@ def result(member, reward, outcome="completed", group=0, samples=1, **figures):
     made = [] if failed else [sample(f"t{member}") for _ in range(samples)]
     trace = AgentTrace(f"t{member}", "agent", True, reward, made, max(0, samples - 1))
     return EpisodeResult(
-        request=EpisodeRequest("train", "words", group, group, member, version=3, step=5),
+        request=EpisodeRequest(
+            "train", figures.pop("source", "words"), group, group, member, version=3, step=5
+        ),
         id=f"e{member}",
         outcome=outcome,
         reward=reward,
@@ -203,3 +207,42 @@ def test_sampling_salt_is_the_version_and_seeds_differ_inside_a_group():
     assert found[0]["max_tokens"] == 9
     plain = sampling_settings(SamplingConfig(), requests[0], 3)
     assert "seed" not in plain and "max_tokens" not in plain and "top_k" not in plain
+
+
+class Careless(GRPO):
+    """Returns what it was told to, whatever the group."""
+
+    answer: list = []
+
+    def score_group(self, group):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([[Credit()]], r"credit for \[1\] branches per episode, expected \[1, 1\]"),
+        ([[Credit()], []], r"credit for \[1, 0\]"),
+        ([[Credit(advantages=[1.0])], [Credit()]], "1 advantages for a branch of 4 tokens"),
+        ([[Credit(ce_weights=[math.nan] * 4)], [Credit()]], "ce_weights that are not finite"),
+    ],
+)
+def test_credit_of_another_shape_is_refused(answer, message):
+    algorithm = Careless(GRPOConfig(type="grpo"))
+    algorithm.answer = answer
+    with pytest.raises(RunError, match=message):
+        score(algorithm, [result(0, 1.0), result(1, 0.0)], "task")
+
+
+def test_an_evaluation_cut_short_leaves_no_row():
+    rows = []
+    sink = EvalSink({"held": 2}, {"held": 1}, lambda step, row: rows.append(step))
+    sink.start(3, 3)
+    sink.finished(result(0, 1.0, group=0, source="held"))
+    sink.cancelled(GroupCancellation("eval", "held", 1, 1, "stopped"))
+    assert rows == [] and sink.is_idle
+    sink.start(4, 4)
+    sink.finished(result(0, 1.0, group=2, source="held"))
+    assert not sink.is_idle
+    sink.finished(result(0, 0.0, group=3, source="held"))
+    assert rows == [4] and sink.latest == {"held": 0.5}

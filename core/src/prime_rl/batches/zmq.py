@@ -132,8 +132,8 @@ class ZmqBatchServer(BatchServer):
         self._bell.close()
 
     def _all_told(self) -> bool:
-        """Every rank that ever asked has heard the farewell."""
-        return all(rank in self._told for rank, step in self._asked.items() if step > 0)
+        """Every rank has heard the farewell."""
+        return len(self._told) == self.data_ranks
 
     def _take_request(self, frames: list[bytes]) -> None:
         try:

@@ -33,6 +33,8 @@ class Evaluation:
         self.missing = dict(expected)
         """Episodes still to come, by source."""
         self.results: dict[str, list[EpisodeResult]] = {source: [] for source in expected}
+        self.is_cut_short = False
+        """Some episodes were cancelled: what is there is no result."""
 
     @property
     def is_complete(self) -> bool:
@@ -95,12 +97,13 @@ class EvalSink:
     def cancelled(self, cancellation: GroupCancellation) -> None:
         """See Sink.cancelled."""
         evaluation = self._owners[cancellation.group_id]
+        evaluation.is_cut_short = True
         self._count(evaluation, cancellation.source, cancellation.count)
 
     def _count(self, evaluation: Evaluation, source: str, number: int) -> None:
         evaluation.missing[source] -= number
         results = evaluation.results[source]
-        if evaluation.missing[source] == 0 and results:
+        if evaluation.missing[source] == 0 and not evaluation.is_cut_short:
             row = evaluation_metrics(source, results, evaluation.version)
             self._write(evaluation.step, row)
             self.latest[source] = row[f"eval/{source}/reward/mean"]

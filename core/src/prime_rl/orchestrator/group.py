@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prime_rl.api.algorithm import Algorithm, Branch, Credit, Episode, Group
+from prime_rl.errors import RunError
 from prime_rl.orchestrator.columns import SampleColumns
 from prime_rl.orchestrator.episode import EpisodeResult
 from prime_rl.wire import TrainingSample
@@ -73,19 +76,50 @@ def score(algorithm: Algorithm, results: Sequence[EpisodeResult], task_key: str)
     """Credit from the algorithm onto every sample of every episode.
 
     Tokens whose advantage is exactly 0 get the rl weight 0; a sample without any weighted token is
-    dropped.
+    dropped. Raises RunError when the algorithm returns something else than its contract says.
     """
     results = sorted(results, key=lambda result: result.request.member)
     first = results[0].request
     samples = [[s for trace in result.traces for s in trace.samples] for result in results]
     episodes = [_episode(result, own) for result, own in zip(results, samples, strict=True)]
     credits = algorithm.score_group(Group(first.source, task_key, episodes))
+    _check_credits(algorithm, credits, samples)
     scored = [
         _scored(result, own, credit)
         for result, own, credit in zip(results, samples, credits, strict=True)
     ]
     rewards = {result.reward for result in results if not result.failed}
     return ScoredGroup(first.group_id, first.source, first.version, scored, len(rewards) > 1)
+
+
+def _check_credits(
+    algorithm: Algorithm,
+    credits: Sequence[Sequence[Credit]],
+    samples: Sequence[Sequence[TrainingSample]],
+) -> None:
+    """Raises RunError: an algorithm that returns another shape or numbers that are none would train
+    the wrong tokens or ruin the weights."""
+    found = [len(branches) for branches in credits]
+    expected = [len(branches) for branches in samples]
+    name = type(algorithm).__name__
+    if found != expected:
+        raise RunError(
+            f"{name}.score_group returned credit for {found} branches per episode, expected "
+            f"{expected}"
+        )
+    for branches, own in zip(credits, samples, strict=True):
+        for credit, sample in zip(branches, own, strict=True):
+            for stream in dataclasses.fields(credit):
+                values = getattr(credit, stream.name)
+                if values is None:
+                    continue
+                if len(values) != len(sample.token_ids):
+                    raise RunError(
+                        f"{name}.score_group returned {len(values)} {stream.name} for a branch of "
+                        f"{len(sample.token_ids)} tokens"
+                    )
+                if not all(map(math.isfinite, values)):
+                    raise RunError(f"{name}.score_group returned {stream.name} that are not finite")
 
 
 def _episode(result: EpisodeResult, samples: Sequence[TrainingSample]) -> Episode:

@@ -20,7 +20,12 @@ from prime_rl.orchestrator.dispatch import Dispatcher, GroupCancellation
 from prime_rl.orchestrator.episode import EpisodeResult
 from prime_rl.orchestrator.evaluate import EvalSink
 from prime_rl.orchestrator.group import ScoredGroup, score
-from prime_rl.orchestrator.metrics import batch_metrics, no_signal_reason, warn_of_no_signal
+from prime_rl.orchestrator.metrics import (
+    batch_metrics,
+    no_signal_reason,
+    warn_of_errors,
+    warn_of_no_signal,
+)
 from prime_rl.orchestrator.pack import pack
 from prime_rl.orchestrator.policy import Policy, Progress, fillable_batches, gate_is_open
 from prime_rl.orchestrator.recorder import Recorder
@@ -187,6 +192,7 @@ class Orchestrator:
         opened = time.monotonic()
         batch = self.train_sink.take()
         warn_of_no_signal(step, batch.observed)
+        warn_of_errors(step, batch.observed)
         if not batch.episodes:
             log.warning("step %d: none of the episodes carries a signal; nothing is sent", step)
             return
@@ -282,6 +288,7 @@ class Orchestrator:
         rounds = len(idle) // config.batch_size
         if rounds > self._warned_rounds and config.constant_batch_size:
             warn_of_no_signal(self.progress.step, self.train_sink.observed)
+            warn_of_errors(self.progress.step, self.train_sink.observed)
         self._warned_rounds = rounds
         if rounds >= config.max_empty_batches:
             errors = list(self.train_sink.observed.errors)

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from prime_rl.api.algorithm import Algorithm
 from prime_rl.batches import open_batch_server
 from prime_rl.configs.paths import StagePaths, stage_paths
 from prime_rl.configs.run import RLConfig, RunConfig
@@ -96,12 +97,24 @@ async def _train(run: RunConfig, index: int, registry: Registry) -> None:
         batches.close(reason)
 
 
-def _algorithms(stage: RLConfig, registry: Registry) -> dict[str, Any]:
-    """One instance per training source: their states stay apart."""
-    made = {}
+def _algorithms(stage: RLConfig, registry: Registry) -> dict[str, Algorithm]:
+    """One instance per training source: their states stay apart.
+
+    Raises ConfigError when their ways of averaging differ: the loss has one denominator.
+    """
+    made: dict[str, Algorithm] = {}
     for source in stage.orchestrator.train.source:
         section = source.algo or stage.orchestrator.train.algo
         made[source.label] = registry.load("algorithm", section.type)(section)
+    ways = {label: each.requirements.loss_aggregation for label, each in made.items()}
+    if len(set(ways.values())) > 1:
+        listed = ", ".join(f"{label}: {way}" for label, way in ways.items())
+        raise ConfigError(f"all sources must use the same loss_aggregation, found {listed}")
+    if needy := [label for label, each in made.items() if each.requirements.reference]:
+        raise ConfigError(
+            f"the algorithm of {', '.join(needy)} needs a reference model, which this version of "
+            "prime-rl does not serve"
+        )
     return made
 
 

@@ -107,6 +107,21 @@ def warn_of_no_signal(step: int, observed: Observed) -> None:
         )
 
 
+def warn_of_errors(step: int, observed: Observed) -> None:
+    """One line for all failed episodes: how many, and the most frequent reason."""
+    failed = sum(episode.outcome in ("error", "timeout") for episode in observed.episodes)
+    if failed and observed.errors:
+        [(reason, count)] = observed.errors.most_common(1)
+        log.warning(
+            "step %d: %d of %d episodes failed; %d times: %s",
+            step,
+            failed,
+            len(observed.episodes),
+            count,
+            reason,
+        )
+
+
 def no_signal_reason(rounds: int, episodes: Sequence[EpisodeFigures], errors: Sequence[str]) -> str:
     """Why a run without any signal ends."""
     count = len(episodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ def read_episode(
     end_version: int,
     duration_s: float,
 ) -> EpisodeResult:
-    """Raises ValueError when the streams of a trace do not fit together."""
+    """Raises ValueError when the streams of a trace do not fit together or a number is none."""
     traces = [_agent_trace(trace, request, temperature, seq_len) for trace in record["traces"]]
     trainable = [
         raw for raw, trace in zip(record["traces"], traces, strict=True) if trace.trainable
@@ -37,6 +38,8 @@ def read_episode(
     if outcome in ("completed", "truncated") and not any(_sampled_tokens(t) for t in trainable):
         outcome, error = "error", "EmptyEpisode: the episode ended without a sampled token"
     rewards = [trace.reward for trace in traces if trace.trainable]
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError(f"rewards {rewards} are not all finite")
     return EpisodeResult(
         request=request,
         id=record["id"],

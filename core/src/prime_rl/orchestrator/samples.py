@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,7 +78,10 @@ def _links(node: dict[str, Any]) -> Sequence[dict[str, Any]]:
 
 
 def _spread(values: Sequence[float], mask: Sequence[bool]) -> list[float]:
-    """Values of the sampled tokens, 0.0 in between. Raises ValueError when their number differs."""
+    """Values of the sampled tokens, 0.0 in between. Raises ValueError when their number differs or
+    one is not finite: an engine that answers so has lost its weights."""
+    if not all(map(math.isfinite, values)):
+        raise ValueError("log-probabilities are not all finite")
     if len(values) == len(mask) and all(mask):
         return list(values)
     if len(values) != sum(mask):
