@@ -4,6 +4,8 @@ import json
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prime_rl.traces import (
     AnnotationWriter,
@@ -17,6 +19,7 @@ from prime_rl.traces import (
     read_index,
     read_metrics,
 )
+from prime_rl.traces.rounding import round_stream
 
 
 def episode(number: int, source: str = "words") -> dict:
@@ -174,3 +177,19 @@ def test_metrics_read_back_with_a_torn_last_line(tmp_path):
     writer.write(3, {"loss/mean": 0.25})
     writer.close()
     assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
+
+
+@given(st.lists(st.none() | st.floats(), min_size=1, max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_long_streams_round_like_short_ones(values):
+    long = round_stream((values * 64)[:64])
+    short = [round_stream([value])[0] for value in (values * 64)[:64]]
+    for fast, slow in zip(long, short, strict=True):
+        assert (fast is None) == (slow is None)
+        assert fast == slow or math.isclose(fast, slow, rel_tol=1.1e-5)
+
+
+def test_usual_numbers_have_no_noise_behind_the_sixth_digit():
+    values = [-0.1234567891, 1 / 3, 12.3456789, 1e-9 / 7, 0.0, -2.0, 123456.789] * 20
+    assert round_stream(values)[:7] == [-0.123457, 0.333333, 12.3457, 1.42857e-10, 0, -2, 123457]
+    assert round_stream([True, None, False] * 40) == [True, None, False] * 40
