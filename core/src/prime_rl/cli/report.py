@@ -70,25 +70,41 @@ def draw_report(run: RunConfig, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, 3, figsize=(14, 7), constrained_layout=True)
+    total = sum(stage.max_steps for stage in run.stages)
     for axis, (title, producer, metric) in zip(axes.flat, PANELS, strict=True):
-        axis.set_title(title)
-        axis.set_xlabel("step")
+        axis.set(title=title, xlabel="step", xlim=(0, total))
         axis.grid(alpha=0.3)
-        offset = 0
-        for index, stage in enumerate(run.stages):
-            steps, values = _series(run, index, producer, metric)
-            if values:
-                axis.plot([offset + step for step in steps], values, label=stage_name(run, index))
-            if metric == PANELS[0][2]:
-                _draw_evaluations(axis, run, index, offset)
-            offset += stage.max_steps
-        if metric == "mismatch_kl/all" and any(line.get_ydata().max() > 0 for line in axis.lines):
+        _draw_stages(axis, run, producer, metric)
+        if metric == PANELS[0][2]:
+            _draw_evaluations(axis, run)
+        if metric == "mismatch_kl/all" and _is_positive(axis):
             axis.set_yscale("log")
         if axis.lines:
             axis.legend(fontsize="small")
     figure.suptitle(run.run.name or run.directory.name)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _draw_stages(axis: Any, run: RunConfig, producer: str, metric: str) -> None:
+    """One curve per stage. Losses of different kinds of stage share no scale: the second kind gets
+    an axis of its own on the right."""
+    kinds = list(dict.fromkeys(stage.type for stage in run.stages))
+    right = axis.twinx() if metric == "loss/mean" and len(kinds) > 1 else None
+    for index, offset in enumerate(_offsets(run)):
+        steps, values = _series(run, index, producer, metric)
+        if not values:
+            continue
+        name, color = stage_name(run, index), f"C{index}"
+        on_right = right is not None and run.stages[index].type != kinds[0]
+        shown = right if right is not None and on_right else axis
+        shown.plot([offset + step for step in steps], values, color=color)
+        axis.plot([], [], color=color, label=f"{name} (right axis)" if on_right else name)
+
+
+def _offsets(run: RunConfig) -> list[int]:
+    """Steps of all earlier stages, per stage."""
+    return [sum(stage.max_steps for stage in run.stages[:i]) for i in range(len(run.stages))]
 
 
 def _series(
@@ -100,10 +116,16 @@ def _series(
     return steps, [points[step] for step in steps]
 
 
-def _draw_evaluations(axis: Any, run: RunConfig, index: int, offset: int) -> None:
+def _draw_evaluations(axis: Any, run: RunConfig) -> None:
     points: dict[str, list[tuple[int, float]]] = {}
-    for record in evaluations(run, index):
-        for source, reward, _ in _rewards(record):
-            points.setdefault(source, []).append((offset + record["step"], reward))
+    for index, offset in enumerate(_offsets(run)):
+        for record in evaluations(run, index):
+            for source, reward, _ in _rewards(record):
+                points.setdefault(source, []).append((offset + record["step"], reward))
     for source, pairs in points.items():
-        axis.plot(*zip(*pairs, strict=True), "o--", label=f"held-out {source}")
+        axis.plot(*zip(*pairs, strict=True), "o--", color="C7", label=f"evaluated: {source}")
+
+
+def _is_positive(axis: Any) -> bool:
+    """Something above zero is drawn: a logarithmic scale has something to show."""
+    return any(max(line.get_ydata(), default=0.0) > 0 for line in axis.lines)
