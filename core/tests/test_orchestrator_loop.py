@@ -227,6 +227,18 @@ def test_evaluation_at_the_start_every_interval_and_at_the_end(tmp_path):
     assert [row["step"] for row in eval_rows(world)] == [2]
 
 
+@pytest.mark.parametrize("hold_s", [60.0, 0.0])
+def test_weights_stay_while_a_short_evaluation_runs(tmp_path, monkeypatch, hold_s):
+    monkeypatch.setattr("prime_rl.orchestrator.evaluate.HOLD_S", hold_s)
+    evaluation = {**EVAL, "interval": 1}
+    stage = make_stage(max_steps=3, eval=evaluation, concurrency={"max_inflight": 8})
+    world = run_world(tmp_path, stage, tasks=12, delay_s=0.03)
+    records = [r for r in read_episodes(world.paths.traces) if r["split"] == "eval"]
+    assert len(records) == 4 * 12
+    moved = [r for r in records if r["policy"]["start"] != r["policy"]["end"]]
+    assert (not moved) if hold_s else moved
+
+
 def test_episodes_carry_the_version_they_were_dispatched_with(tmp_path):
     world = run_world(tmp_path, make_stage(max_steps=4), step_s=0.01)
     records = list(read_episodes(world.paths.traces))

@@ -83,6 +83,7 @@ def make_watcher(folder, timeout_s=0.2):
         RecordingEngines(),
         Policy(-1, -1),
         pauses_engines=True,
+        may_take=lambda: True,
         on_pending=lambda version: None,
         on_published=lambda version: None,
         on_applied=lambda version: None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prime_rl.configs.orchestrator import EvalSourcesConfig
@@ -12,6 +13,10 @@ from prime_rl.orchestrator.dispatch import GroupCancellation, GroupInFlight
 from prime_rl.orchestrator.episode import EpisodeResult
 
 log = logging.getLogger(__name__)
+
+HOLD_S = 60.0
+"""For so long after an evaluation began, new weights wait for its end: it measures one version. An
+evaluation that takes longer goes on over newer weights instead of stopping training."""
 
 WriteRow = Callable[[int, Mapping[str, float]], None]
 """(step, metrics) -> a line of eval.jsonl."""
@@ -33,6 +38,7 @@ class Evaluation:
         self.missing = dict(expected)
         """Episodes still to come, by source."""
         self.results: dict[str, list[EpisodeResult]] = {source: [] for source in expected}
+        self.started = time.monotonic()
         self.is_cut_short = False
         """Some episodes were cancelled: what is there is no result."""
 
@@ -61,6 +67,12 @@ class EvalSink:
     def is_idle(self) -> bool:
         """No evaluation is under way."""
         return not self._running
+
+    @property
+    def holds_weights(self) -> bool:
+        """An evaluation began so recently that the weights should stay as they are."""
+        now = time.monotonic()
+        return any(now - evaluation.started < HOLD_S for evaluation in self._running)
 
     def start(self, step: int, version: int, skip: Iterable[str] = ()) -> list[GroupInFlight]:
         """The groups to run for `version`, whose rows are written under `step`."""

@@ -112,6 +112,7 @@ class Orchestrator:
             services.engines,
             self.policy,
             pauses_engines=pauses_engines,
+            may_take=lambda: not self.eval_sink.holds_weights,
             on_pending=self.dispatcher.cancel_stale,
             on_published=lambda _: self._changed.set(),
             on_applied=self._version_applied,

@@ -35,7 +35,8 @@ class WeightWatcher:
     """Follows the trainer's offers. Skips to the newest; calls the observers around each update.
 
     `pauses_engines` is what the transport declares it needs: with False engines go on generating
-    while the payload travels and are updated between two steps of theirs.
+    while the payload travels and are updated between two steps of theirs. An offer waits while
+    `may_take` says no.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class WeightWatcher:
         policy: Policy,
         *,
         pauses_engines: bool,
+        may_take: Callable[[], bool],
         on_pending: Callable[[int], object],
         on_published: Callable[[int], None],
         on_applied: Callable[[int], None],
@@ -53,6 +55,7 @@ class WeightWatcher:
         self._engines = engines
         self._policy = policy
         self._pauses_engines = pauses_engines
+        self._may_take = may_take
         self._on_pending = on_pending
         self._on_published = on_published
         self._on_applied = on_applied
@@ -84,6 +87,8 @@ class WeightWatcher:
 
     async def take(self, version: int) -> None:
         """One update."""
+        while not self._may_take():
+            await asyncio.sleep(POLL_S)
         started = time.monotonic()
         self._on_pending(version)
         if self._pauses_engines:
