@@ -7,7 +7,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from prime_rl.api.algorithm import Algorithm, AlgorithmNeeds, Branch, Credit, Episode, Group
+from prime_rl.algorithms.outcomes import (
+    OutcomeConfig,
+    counted_reward,
+    counting_episodes,
+    even_credit,
+    mean_reward,
+)
+from prime_rl.api.algorithm import Algorithm, AlgorithmNeeds, Credit, Episode, Group
 from prime_rl.configs.base import BaseConfig, PluginConfig
 
 
@@ -32,7 +39,7 @@ class OverlongConfig(BaseConfig):
     """Width of the ramp below `max_tokens`."""
 
 
-class GRPOConfig(PluginConfig):
+class GRPOConfig(OutcomeConfig):
     """Settings of grpo."""
 
     length_penalty: LinearLengthPenaltyConfig | None = None
@@ -41,14 +48,8 @@ class GRPOConfig(PluginConfig):
     """Weight each reward in the baseline by its episode's trainable tokens."""
     loss_aggregation: Literal["token", "prompt"] = "token"
     """token: all trainable tokens count alike. prompt: every group counts once."""
-    truncated: Literal["keep", "zero", "exclude"] = "keep"
-    """Episodes cut by a length limit. keep: their reward counts as it is. zero: it counts as 0.
-    exclude: they are left out of baseline and training."""
     overlong: OverlongConfig | None = None
     """Graded length penalty; None: none."""
-    failed: Literal["exclude", "drop_group"] = "exclude"
-    """Episodes that ended in an error or a time-out. exclude: they are left out of baseline and
-    training. drop_group: the whole group is."""
 
 
 class GRPO(Algorithm):
@@ -76,27 +77,19 @@ class GRPO(Algorithm):
         )
         weight = 1.0 / tokens if self.config.loss_aggregation == "prompt" and tokens else None
         return [
-            [_credit(branch, advantage, weight) for branch in episode.branches]
+            [even_credit(branch, advantage, weight) for branch in episode.branches]
             for episode, advantage in zip(group.episodes, advantages, strict=True)
         ]
 
     def advantages(self, episodes: Sequence[Episode]) -> list[float | None]:
         """One number per episode; None for episodes that do not count."""
-        counting = self._counting(episodes)
+        counting = counting_episodes(episodes, self.config)
         if len(counting) < 2:
             return [None] * len(episodes)
         rewards = self._shaped_rewards(counting)
         baseline = self._baseline(counting, rewards)
         by_id = {id(e): r - baseline for e, r in zip(counting, rewards, strict=True)}
         return [by_id.get(id(episode)) for episode in episodes]
-
-    def _counting(self, episodes: Sequence[Episode]) -> list[Episode]:
-        scored = [e for e in episodes if e.outcome in ("completed", "truncated")]
-        if self.config.failed == "drop_group" and len(scored) < len(episodes):
-            return []
-        if self.config.truncated == "exclude":
-            return [episode for episode in scored if episode.outcome != "truncated"]
-        return scored
 
     def _shaped_rewards(self, episodes: Sequence[Episode]) -> list[float]:
         """Rewards after the length rules.
@@ -105,8 +98,7 @@ class GRPO(Algorithm):
                 + turns * turns_i / max(turns))
         overlong: penalty_i = clamp((out_i - (max_tokens - cache_tokens)) / cache_tokens, 0, 1)
         """
-        zero = self.config.truncated == "zero"
-        rewards = [0.0 if zero and e.outcome == "truncated" else e.reward for e in episodes]
+        rewards = [counted_reward(e.reward, e, self.config) for e in episodes]
         outputs = [episode.trainable_tokens for episode in episodes]
         if (linear := self.config.length_penalty) is not None:
             mean = sum(rewards) / len(rewards)
@@ -135,10 +127,7 @@ class GRPO(Algorithm):
             if sum(weights):
                 products = (w * r for w, r in zip(weights, rewards, strict=True))
                 return sum(products) / sum(weights)
-        # Equal rewards must give advantages of exactly 0, not of rounding noise.
-        if min(rewards) == max(rewards):
-            return rewards[0]
-        return sum(rewards) / len(rewards)
+        return mean_reward(rewards)
 
 
 def overlong_penalty(tokens: int, config: OverlongConfig) -> float:
@@ -150,15 +139,3 @@ def overlong_penalty(tokens: int, config: OverlongConfig) -> float:
 def _relative(values: Sequence[int]) -> list[float]:
     largest = max(values)
     return [value / largest if largest else 0.0 for value in values]
-
-
-def _credit(branch: Branch, advantage: float | None, weight: float | None) -> Credit:
-    if advantage is None:
-        return Credit()
-    advantages = [advantage if trains else 0.0 for trains in branch.mask]
-    if weight is None:
-        return Credit(advantages=advantages)
-    return Credit(
-        advantages=advantages,
-        rl_weights=[weight if trains else 0.0 for trains in branch.mask],
-    )
