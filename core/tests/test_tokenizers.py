@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from prime_rl.errors import ConfigError
 from prime_rl.models.renderers import load_renderer, renderer_settings
 from prime_rl.models.tokenizers import KINDS, LETTER_ALPHABET, build_tokenizer
 
@@ -163,3 +164,26 @@ def test_renderer_names() -> None:
     assert renderer_settings("qwen3") == {"name": "qwen3"}
     assert renderer_settings("chatml")["name"] == "custom"
     assert renderer_settings("mine.Renderer") == {"name": "custom", "import_path": "mine.Renderer"}
+
+
+@pytest.mark.parametrize("broken", ["no folder", "no files", "no json", "other json"])
+def test_a_tokenizer_that_cannot_be_used_is_an_error_for_the_user(
+    tmp_path: Path, broken: str
+) -> None:
+    directory = tmp_path / "tokenizer"
+    if broken != "no folder":
+        build_tokenizer("letters", directory)
+    if broken == "no files":
+        for path in directory.iterdir():
+            path.unlink()
+    elif broken != "no folder":
+        (directory / "tokenizer.json").write_text("{" if broken == "no json" else "{}")
+    with pytest.raises(ConfigError) as caught:
+        load_renderer(directory, "chatml")
+    assert str(directory) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["chatm", "no_module.Class", "json.Nothing"])
+def test_an_unknown_renderer_is_an_error_that_names_it(directory: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        load_renderer(directory, name)

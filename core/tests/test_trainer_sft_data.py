@@ -248,3 +248,34 @@ def test_ranks_share_one_batch_in_equal_numbers_of_rows(ranks):
         assert sum(row.totals.documents for row in rows) == 5
         assert sum(row.totals.ce for row in rows) == 5
         assert all(row.totals.scored == 0 for row in rows if row.padding_tokens)
+
+
+def test_only_a_newline_ends_a_row(tmp_path):
+    """U+2028, U+0085 and a form feed are text: a file that holds them is not cut there."""
+    text = "a\u2028b\x85c\u2029d"
+    row = json.dumps({"prompt": text, "completion": "x"}, ensure_ascii=False)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{row}\r\n\n{row}", encoding="utf-8")
+    rows = load_rows(SFTDataConfig(source=str(path)))
+    assert [row.messages[0]["content"] for row in rows] == [text, text]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": "abc"},
+        {"messages": [{"role": "assistant", "content": 3}]},
+        {"messages": [{"role": "assistant", "content": {"text": "a"}}]},
+        {"prompt": "a", "completion": [{"role": "assistant", "content": True}]},
+    ],
+)
+def test_messages_of_another_form_are_named(row):
+    with pytest.raises(ConfigError, match="rows, row 7: .*expected"):
+        as_conversation(row, "rows, row 7")
+
+
+def test_rows_that_train_nothing_are_told_once(renderer, caplog):
+    rows = [Conversation([USER]), Conversation([USER, {"role": "assistent", "content": "x"}])]
+    samples = SampleCache([*rows, Conversation([USER, REPLY])], renderer, 100)
+    assert [samples[index].trains for index in range(3)] == [False, False, True]
+    assert [record.message[:26] for record in caplog.records] == ["data row 1 is passed over,"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +11,8 @@ import numpy as np
 from prime_rl.errors import ConfigError
 from prime_rl.trainer.sft_rows import Conversation
 from prime_rl.trainer.streams import Array
+
+log = logging.getLogger(__name__)
 
 
 class Renderer(Protocol):
@@ -46,6 +49,7 @@ class SampleCache:
         self._stop_ids = set(renderer.get_stop_token_ids())
         self._seq_len = seq_len
         self._samples: list[Sample | None] = [None] * len(rows)
+        self._told = False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -77,7 +81,18 @@ class SampleCache:
                 f"data row {index + 1}: no end token is trained (expected one of "
                 f"{sorted(self._stop_ids)}); the renderer does not fit the tokenizer"
             )
-        return _useful_part(token_ids[: self._seq_len], mask[: self._seq_len])
+        sample = _useful_part(token_ids[: self._seq_len], mask[: self._seq_len])
+        if not sample.trains and not self._told:
+            self._told = True
+            log.warning(
+                "data row %d is passed over, and so is every other row like it: none of its %d "
+                "tokens within seq_len %d is an assistant's; its roles are %s",
+                index + 1,
+                len(token_ids),
+                self._seq_len,
+                [message.get("role") for message in row.messages],
+            )
+        return sample
 
 
 def _useful_part(token_ids: Array, mask: Array) -> Sample:

@@ -40,7 +40,8 @@ def _read_file(config: SFTDataConfig) -> Iterable[Any]:
         raise ConfigError("data.arguments belong to a `module:function`; data.source is a file")
     path = Path(config.source)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Only a newline ends a row: texts may hold other line separators, such as U+2028.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"data.source: cannot read {path}: {error}") from error
     rows = []
@@ -77,6 +78,8 @@ def as_conversation(row: Any, where: str) -> Conversation:
     if not isinstance(row, Mapping):
         raise ConfigError(f"{where}: found {type(row).__name__}, {ROW_SHAPE}")
     if "messages" in row:
+        if isinstance(row["messages"], str):
+            raise ConfigError(f"{where}: `messages` is a text, expected a list of messages")
         messages = _messages(row["messages"], "user", where)
     elif "prompt" in row and "completion" in row:
         messages = _messages(row["prompt"], "user", where)
@@ -101,6 +104,12 @@ def _messages(value: Any, role: str, where: str) -> list[dict[str, Any]]:
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ConfigError(f"{where}: expected messages with a `role`, found {message!r:.100}")
+        content = message.get("content")
+        if not isinstance(content, (str, list, type(None))):
+            raise ConfigError(
+                f"{where}: expected `content` to be a text, a list of parts or null, "
+                f"found {content!r:.100}"
+            )
     return [_without_nulls(message) for message in value]
 
 
