@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from prime_rl.algorithms.rae import RAE, RAEConfig
 from prime_rl.api import Branch, Episode, Group
+from prime_rl.orchestrator.state import OrchestratorState
 from prime_rl.testing.algorithm import AlgorithmConformance
 
 
@@ -123,6 +124,17 @@ def test_baselines_survive_a_restart():
     assert new.state_dict() == old.state_dict()
     new.load_state_dict({})
     assert new.state_dict() == {} and play(new, game(first=1.0)) == [[1.0]]
+
+
+def test_baselines_go_through_a_checkpoint_of_the_orchestrator(tmp_path):
+    old, new = rae(), rae()
+    play(old, game(first=1.0, second=-0.3))
+    algorithms = {"games": old.state_dict()}
+    OrchestratorState(1, source={}, algorithms=algorithms, counters={}, leftover=b"").write(
+        tmp_path
+    )
+    new.load_state_dict(OrchestratorState.read(tmp_path).algorithms["games"])
+    assert new.state_dict() == old.state_dict() != {}
 
 
 def test_a_saved_state_is_not_the_live_one():
