@@ -36,7 +36,7 @@ def step_metrics(step: int, metrics: Mapping[str, float], role: str) -> None:
 
 @hookspec
 def trace_event(event: str, episode_id: str, fields: Mapping[str, Any]) -> None:
-    """Something about an episode was written to the trace (`episode`, `annotation`)."""
+    """Something about an episode was written to the trace stream (`episode`: it is over)."""
 
 
 @hookspec

@@ -296,6 +296,7 @@ class Orchestrator:
             raise RunError(no_signal_reason(rounds, idle, errors))
 
     def _version_applied(self, version: int) -> None:
+        self._recorder.weights_taken(version, self._watcher.update_times_s[-1])
         config = self._stage.orchestrator.eval
         if config is not None and evaluate.is_due(version, config, self._stage.max_steps):
             done = self._recorder.evaluated(version)

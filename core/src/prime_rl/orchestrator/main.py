@@ -20,6 +20,7 @@ from prime_rl.orchestrator.services import open_services
 from prime_rl.orchestrator.standalone import StandaloneEvaluation
 from prime_rl.orchestrator.state import OrchestratorState
 from prime_rl.plugins import Registry, scan
+from prime_rl.plugins.hooks import load_hooks
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ def run_orchestrator(run: RunConfig, stage: int, evaluate_step: int | None = Non
 
     Raises PrimeError when the run cannot go on, SystemExit(143) after SIGTERM.
     """
-    registry = scan()
+    switches = run.stages[stage].plugins  # a listener that the run denies must not be imported
+    registry = scan().with_switches(allow=switches.allow, deny=switches.deny)
     registry.verify_table(run.plugin_versions)
     if evaluate_step is None and not isinstance(run.stages[stage], RLConfig):
         raise ConfigError(f"stage {stage} is no RL stage; the orchestrator can only evaluate it")
@@ -56,7 +58,7 @@ async def _run(run: RunConfig, index: int, registry: Registry, evaluate_step: in
 async def _evaluate(run: RunConfig, index: int, registry: Registry, step: int) -> None:
     stage = run.stages[index]
     async with AsyncExitStack() as stack:
-        recorder = Recorder(stage_paths(run, index), save_episodes=True)
+        recorder = Recorder(stage_paths(run, index), True, load_hooks(registry))
         stack.callback(recorder.close)
         services = await open_services(run, index, registry, stack, evaluate_only=True)
         await StandaloneEvaluation(stage, services, recorder, step).run()
@@ -70,10 +72,11 @@ async def _train(run: RunConfig, index: int, registry: Registry) -> None:
     batches = open_batch_server(
         stage.orchestrator.batch_transport, paths, stage.trainer.parallel.ranks
     )
+    hooks = load_hooks(registry)
     reason = ""
     try:
         async with AsyncExitStack() as stack:
-            recorder = Recorder(paths, stage.orchestrator.save_episodes)
+            recorder = Recorder(paths, stage.orchestrator.save_episodes, hooks)
             stack.callback(recorder.close)
             services = await open_services(run, index, registry, stack, evaluate_only=False)
             transport: Any = registry.load("weight_transport", stage.weight_broadcast.type)
@@ -88,7 +91,9 @@ async def _train(run: RunConfig, index: int, registry: Registry) -> None:
                 resumed_after=resumed_after,
                 state=state,
             )
+            hooks.tell("run_started", run_dir=run.directory, role="orchestrator")
             await orchestrator.run()
+            hooks.tell("run_finished", run_dir=run.directory, role="orchestrator", exit_code=0)
             log.info("finished after step %d", stage.max_steps)
     except Exception as error:
         reason = f"the orchestrator failed: {error}"

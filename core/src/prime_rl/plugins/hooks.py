@@ -61,7 +61,7 @@ class Hooks:
         self._records[record.qualified_name] = record
         return True
 
-    def tell(self, event: str, **arguments: Any) -> None:
+    def tell(self, event: str, /, **arguments: Any) -> None:
         """Call every listener of `event`, each on its own: one that raises is dropped.
 
         Raises TypeError when `event` is unknown or the arguments are not exactly its own: that is
