@@ -15,6 +15,7 @@ from prime_rl.api.layout.weights import Claim
 from prime_rl.api.transport import NamedTensor
 from prime_rl.errors import WeightError
 from prime_rl.models import dequantise
+from prime_rl.models.sharded import is_sharded
 from prime_rl.models.tensor_files import TensorFiles, TensorInfo, WeightSource
 
 
@@ -28,9 +29,7 @@ def runtime_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def local_part(tensor: Tensor) -> tuple[Tensor, Region]:
     """The part of a (possibly sharded) tensor that this process holds, and its box in the whole."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor.detach(), whole(tuple(tensor.shape))
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -17,6 +17,7 @@ from prime_rl.api.layout import WeightLayout
 from prime_rl.api.transport import NamedTensor
 from prime_rl.errors import CheckpointError
 from prime_rl.models.load import runtime_tensors
+from prime_rl.models.sharded import is_sharded
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -49,9 +50,7 @@ def iter_checkpoint(
 
 
 def _full(tensor: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return full.detach()
 
 
