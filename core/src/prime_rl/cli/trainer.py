@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from prime_rl.cli.component import component_parser, start_component
 
 
 def command(arguments: list[str]) -> int:
     """Train one stage; under torchrun, as one of its ranks."""
-    parser = argparse.ArgumentParser("prime trainer", description="Train one stage of a run.")
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="RUN.JSON", help="the resolved run"
-    )
-    parser.add_argument("--stage", type=int, default=0, metavar="K", help="stage number, from 0")
-    options = parser.parse_args(arguments)
-
-    from prime_rl.configs.load import load_resolved
-    from prime_rl.control.lifetime import end_with_parent
-    from prime_rl.control.logs import setup_logging
-    from prime_rl.errors import ConfigError
-    from prime_rl.plugins import scan
-
-    end_with_parent()
-    run = load_resolved(options.config, scan())
-    if not 0 <= options.stage < len(run.stages):
-        raise ConfigError(
-            f"--stage {options.stage}: the run has {len(run.stages)} stages, counted from 0"
-        )
-    setup_logging("trainer", run.stages[options.stage].log.level)
+    options = component_parser("trainer", "Train one stage of a run.").parse_args(arguments)
+    run = start_component(options, "trainer")
     from prime_rl.trainer.main import run_trainer
 
     run_trainer(run, options.stage)
