@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class PrimeError(Exception):
     """Base of every error the command line prints without a traceback."""
@@ -53,3 +55,11 @@ class PluginError(PrimeError):
         self.version = version
         self.target = target
         self.original_traceback = original_traceback
+
+
+def what_was_raised(error: BaseException) -> str:
+    """What code of the user's raised, in one line: type, text, and the file and line it came from."""
+    text = " ".join(str(error).split())
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{line} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else line

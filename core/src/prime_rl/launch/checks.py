@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prime_rl.configs.paths import stage_name
 from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
-from prime_rl.errors import ConfigError
+from prime_rl.errors import ConfigError, what_was_raised
 from prime_rl.launch.capabilities import check
 from prime_rl.plugins import Registry
 
@@ -51,7 +51,9 @@ def _check_data(stage: SFTConfig, where: str) -> None:
         )
     try:
         found = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: data.source {source!r} cannot be loaded: {error}") from error
+    except Exception as error:  # the user's module may raise anything
+        raise ConfigError(
+            f"{where}: data.source {source!r} cannot be loaded: {what_was_raised(error)}"
+        ) from error
     if not callable(found):
         raise ConfigError(f"{where}: data.source {source!r} is not a function")

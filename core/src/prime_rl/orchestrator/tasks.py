@@ -9,12 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from prime_rl.configs.orchestrator import SelectConfig, SourceConfig
-from prime_rl.errors import ConfigError
+from prime_rl.errors import ConfigError, what_was_raised
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 LOCAL_RUNTIME = {"type": "subprocess"}
 """Where programs run unless the recipe says otherwise: the library's own default is a hosted box."""
@@ -58,20 +61,34 @@ def select(count: int, config: SelectConfig) -> list[int]:
 
 def load_tasks(source: SourceConfig) -> list[TaskRow]:
     """Load the source's task set and select from it. Raises ConfigError naming the source."""
+    from pydantic import ValidationError
     from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
     try:
         config = resolve_env_config(environment_settings(source))
         tasks = list(load_taskset(config.taskset))
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+    except ValidationError as error:
+        raise ConfigError(f"source {source.label!r}: {_refused_settings(error)}") from error
+    except Exception as error:  # the environment's own code may raise anything
         raise ConfigError(
-            f"source {source.label!r}: the environment cannot be loaded: {error}"
+            f"source {source.label!r}: the environment cannot be loaded: {what_was_raised(error)}"
         ) from error
+    if not tasks:
+        raise ConfigError(f"source {source.label!r}: its task set has no tasks; look at `env`")
     try:
         chosen = select(len(tasks), source.select)
     except ConfigError as error:
         raise ConfigError(f"source {source.label!r}: {error}") from error
     return _rows(tasks, chosen)
+
+
+def _refused_settings(error: ValidationError) -> str:
+    """The keys of `env` that the environment refuses, and why."""
+    problems = [
+        f"env.{'.'.join(map(str, found['loc']))}: {found['msg']} (found {found['input']!r:.60})"
+        for found in error.errors(include_url=False)
+    ]
+    return "the environment refuses its settings: " + "; ".join(problems)
 
 
 def _rows(tasks: Sequence[Any], chosen: Sequence[int]) -> list[TaskRow]:

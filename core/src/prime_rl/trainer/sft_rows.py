@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prime_rl.configs.run import SFTDataConfig
-from prime_rl.errors import ConfigError
+from prime_rl.errors import ConfigError, what_was_raised
 
 ROW_SHAPE = "expected a table with `messages`, or with `prompt` and `completion`"
 
@@ -63,13 +63,16 @@ def _call_function(config: SFTDataConfig) -> Iterable[Any]:
         )
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"data.source {config.source!r} cannot be loaded: {error}") from error
+    except Exception as error:  # the user's module may raise anything
+        raise ConfigError(
+            f"data.source {config.source!r} cannot be loaded: {what_was_raised(error)}"
+        ) from error
     try:
         return list(function(**config.arguments))
-    except TypeError as error:
+    except Exception as error:  # and so may its function
         raise ConfigError(
-            f"data.source {config.source!r} with data.arguments {config.arguments}: {error}"
+            f"data.source {config.source!r} with data.arguments {config.arguments}: "
+            f"{what_was_raised(error)}"
         ) from error
 
 
