@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -269,11 +270,38 @@ def test_load_of_experts_by_hand():
     """Tokens of 3 experts: 4, 1, 1 in layer 0 and 2, 2, 2 in layer 1."""
     load = RoutingLoad(experts=3)
     for first, second in (([0, 0, 0], [0, 1, 2]), ([0, 1, 2], [2, 1, 0])):
-        with load.watch():
-            record(0, torch.tensor(first)[:, None])
-            record(1, torch.tensor(second)[:, None])
+        with load.watch(3):
+            record(0, torch.tensor([*first, 2, 2])[:, None])  # two tokens of padding
+            record(1, torch.tensor([*second, 2, 2])[:, None])
     assert load.metrics(World(0, 1, CPU, None)) == {"max_vio/mean": pytest.approx(0.5)}
     assert load.metrics(World(0, 1, CPU, None)) == {}
+
+
+class Experts(nn.Module):
+    """Chooses an expert by the token, records it and leaves the state as it is."""
+
+    def forward(self, hidden):
+        record(0, (hidden[:, :1] > 0).long())
+        return hidden
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_experts_count_once_and_without_padding(recompute, padding):
+    model = Toy(True)
+    model.layers[0].append(Experts())
+    if recompute:
+        recompute_in_backward(model.layers[0])
+    row = documents(lengths=(4, 3), envs=(0, 1))
+    row = dataclasses.replace(row, padding_tokens=padding)
+    states = model.layers[0](model.embed_tokens(torch.from_numpy(row.input_ids).long()))
+    first = (states[: 7 - padding, 0] > 0).sum().item()
+    loads = [first, 7 - padding - first]
+    stepper = stepper_of(model)
+    stepper._routing = RoutingLoad(experts=2)
+    metrics = stepper.step(batch_of(1, [row])).metrics
+    expected = max(loads) / (sum(loads) / 2) - 1
+    assert metrics["max_vio/mean"] == pytest.approx(expected)
 
 
 def test_speed():

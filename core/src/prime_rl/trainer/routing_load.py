@@ -24,15 +24,18 @@ class RoutingLoad:
         self._counts: dict[int, Tensor] = {}
 
     @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Around a forward: its layers' choices are counted."""
+    def watch(self, tokens: int) -> Iterator[None]:
+        """Around a forward: its layers' choices for the first `tokens` tokens are counted.
+
+        Behind those is padding. Backward is outside, so recomputed choices do not count again.
+        """
         if not self._experts:
             yield
             return
         with recording() as record:
             yield
         for layer, parts in record.layers.items():
-            chosen = torch.cat([part.flatten() for part in parts])
+            chosen = torch.cat(parts)[:tokens].flatten()
             counts = torch.bincount(chosen, minlength=self._experts)
             self._counts[layer] = self._counts.get(layer, 0) + counts
 

@@ -128,7 +128,7 @@ class Stepper:
         losses: list[Tensor],
         result: StepResult,
     ) -> None:
-        with self._routing.watch():
+        with self._routing.watch(len(row.streams.input_ids) - row.streams.padding_tokens):
             logprobs, entropies = self.policy(row)
         outcome = row_loss(row, logprobs, self.loss, totals)
         (outcome.total * self.world.size).backward()
