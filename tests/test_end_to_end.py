@@ -107,7 +107,7 @@ def test_ctrl_c_in_the_middle_then_resume_completes(tmp_path):
     recipe = write_recipe(tmp_path, rl_steps=4)
     root = tmp_path / "outputs" / "tiny"
     handle = start_prime("run", recipe)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not (root / "rl" / "checkpoints" / "step_1" / "trainer").exists():
         assert handle.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)

@@ -93,7 +93,7 @@ def write_recipe(folder: Path, *, sft_steps: int = 2, rl_steps: int = 3, seed: i
     return path
 
 
-def prime(*arguments: str | Path, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+def prime(*arguments: str | Path, timeout_s: float = 600.0) -> subprocess.CompletedProcess[str]:
     """Run `prime` as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "prime_rl.cli.main", *map(str, arguments)],
