@@ -84,6 +84,32 @@ def test_disabled_plugin_that_is_asked_for_says_by_which_switch(look):
         look(environment=()).load("loss", "switch_one")
 
 
+@pytest.mark.parametrize(
+    ("switches", "reason"),
+    [
+        ({"environment": ()}, "PRIME_PLUGINS=none does not name it"),
+        ({"environment": ("grpo",)}, "PRIME_PLUGINS=grpo does not name it"),
+        ({"allow": ()}, r"not named in \[plugins\] allow"),
+    ],
+)
+def test_advice_fits_switches_that_list_what_may_be_used(look, switches, reason):
+    with pytest.raises(PluginError, match=f"{reason}. Change that switch"):
+        look(**switches).load("loss", "switch_one")
+
+
+@pytest.mark.parametrize("switches", [{"deny": ("switched_model",)}, {"environment": ()}])
+def test_model_type_of_a_plugin_that_is_switched_off_says_so(look, tmp_path, switches):
+    """Of the plugin's own name, and of one that a plugin of another name may serve."""
+    entries = {"prime_rl.models": {"switched_model": "no_module:Model"}}
+    write_distribution(tmp_path, "wheel-model", entry_points=entries)
+    registry = look(**switches)
+    with pytest.raises(PluginError, match="switched_model .* is disabled: switched off") as caught:
+        registry.model_for("switched_model")
+    assert "pip install" not in str(caught.value)
+    with pytest.raises(PluginError, match="switched_model was not asked: switched off"):
+        registry.model_for("another_type")
+
+
 def test_unknown_names_are_warned_about_with_near_matches(look):
     """BL-116"""
     registry = look(

@@ -44,7 +44,8 @@ def model_for(registry: Registry, model_type: str) -> PluginRecord:
     """The model plugin that serves checkpoints of this `model_type`.
 
     The plugin of that very name is asked first, so that usually nothing else is imported. Raises
-    PluginError when none serves it, or several of other names do.
+    PluginError when none serves it, when the one of that name may not be used, or when several of
+    other names serve it.
     """
     records = [record for record in registry.of_kind("model") if record.state in (OK, CONFLICTING)]
     own_name = normalise_name(model_type)
@@ -70,6 +71,10 @@ def model_for(registry: Registry, model_type: str) -> PluginRecord:
             f"of: {', '.join(record.name_in_config for record in serving)}"
         )
         raise PluginError(text, kind="model", name=model_type)
+    unusable = [record for record in registry.of_kind("model") if record not in records]
+    if own := [record for record in unusable if record.name == own_name]:
+        raise not_usable("model", model_type, own)
+    broken += [f"{record.name} was not asked: {record.reason}" for record in unusable]
     detail = "; ".join([f"served: {', '.join(sorted(served)) or 'none'}", *broken])
     extra = extra_with("model", own_name)
     advice = f"To install one: pip install 'prime-rl[{extra}]'" if extra else "Set model.plugin."

@@ -57,7 +57,9 @@ class Switches(NamedTuple):
             return ""
         if self.environment is not None and not names_record(self.environment, record):
             listed = ",".join(self.environment) or "none"
-            return f"switched off by the environment: {ENVIRONMENT_VARIABLE}={listed}"
+            return (
+                f"switched off by the environment: {ENVIRONMENT_VARIABLE}={listed} does not name it"
+            )
         if self.allow is not None and not names_record(self.allow, record):
             return "switched off: not named in [plugins] allow"
         return ""

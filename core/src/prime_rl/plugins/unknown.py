@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _EXTRA_LINE = re.compile(r"\s*([A-Za-z0-9._-]+)[^;]*;.*\bextra\s*==\s*['\"]([^'\"]+)['\"]")
 
 _WHAT_TO_DO = {
-    DISABLED: "Remove it from that switch to use it.",
+    DISABLED: "Change that switch to use it.",
     INCOMPATIBLE: "Install a version of it that accepts this core: pip install -U {distribution}",
     CONFLICTING: "",
     "unreadable": "Report it to the distribution's author, or reinstall it.",
