@@ -10,8 +10,8 @@ from prime_rl.errors import RunError
 from prime_rl.orchestrator.dispatch import GroupCancellation
 from prime_rl.orchestrator.episode import AgentTrace, EpisodeRequest, EpisodeResult
 from prime_rl.orchestrator.evaluate import EvalSink, evaluation_metrics, is_due, pass_metrics
-from prime_rl.orchestrator.group import apply_credit, score
-from prime_rl.orchestrator.metrics import batch_metrics, spread
+from prime_rl.orchestrator.group import EpisodeFigures, apply_credit, score
+from prime_rl.orchestrator.metrics import batch_metrics, no_signal_reason, spread
 from prime_rl.orchestrator.policy import fillable_batches, gate_is_open, staleness
 from prime_rl.orchestrator.sampling import sampling_settings
 from prime_rl.orchestrator.sink import Batch, Observed
@@ -246,3 +246,17 @@ def test_an_evaluation_cut_short_leaves_no_row():
     assert not sink.is_idle
     sink.finished(result(0, 0.0, group=3, source="held"))
     assert rows == [4] and sink.latest == {"held": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "advice"),
+    [
+        (["error", "timeout", "error"], "environment server's log"),
+        (["truncated", "truncated", "ok"], "max_completion_tokens"),
+        (["ok", "truncated", "error"], "group_size"),
+    ],
+)
+def test_a_run_without_signal_says_what_to_do_about_it(outcomes, advice):
+    episodes = [EpisodeFigures("s", outcome, 0.5, 1, 1, 1, 0, 1.0, 0) for outcome in outcomes]
+    text = no_signal_reason(1, episodes, ["BadError: too long."])
+    assert advice in text and "last error: BadError: too long. " in text

@@ -137,8 +137,11 @@ def no_signal_reason(rounds: int, episodes: Sequence[EpisodeFigures], errors: Se
         f"{share('truncated'):.0%} were cut off, mean reward {mean:.3f} without variance in any group"
     )
     if errors:
-        text += f"; last error: {errors[-1]}"
-    return text + (
-        ". Check the environment and the engine's log, or make the tasks easier "
-        "(orchestrator.max_empty_batches is the number of rounds)."
-    )
+        text += f"; last error: {errors[-1].rstrip('.')}"
+    if share("error") + share("timeout") > 0.5:
+        advice = "Look at that error, at the environment server's log and at the engine's"
+    elif share("truncated") > 0.5:
+        advice = "Raise sampling.max_completion_tokens or seq_len, or ask for shorter replies"
+    else:
+        advice = "Make the tasks easier or harder, or raise group_size"
+    return f"{text}. {advice} (orchestrator.max_empty_batches is the number of rounds)."
