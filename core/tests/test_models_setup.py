@@ -11,7 +11,7 @@ from prime_rl.configs.base import PluginConfig, ValidationContext
 from prime_rl.configs.model import FreshModelConfig, ModelConfig
 from prime_rl.errors import CheckpointError, ConfigError, PluginError
 from prime_rl.models.choose import make_plugin, plugin_name_for, read_config_json
-from prime_rl.models.fresh import fresh_config
+from prime_rl.models.fresh import fresh_config, make_fresh_model
 from prime_rl.models.setup import build, make_kernels, prepare
 from prime_rl.plugins import Registry, scan
 from prime_rl.plugins.records import PluginRecord
@@ -99,6 +99,17 @@ def test_moe_backends_by_layer() -> None:
     twice = {"layers": [{"layers": [1]}, {"layers": [0, 1]}]}
     with pytest.raises(ConfigError, match="layer 1: named twice"):
         make_kernels(model_config(moe=twice), 4, registry())
+
+
+@pytest.mark.parametrize("architecture", [{}, {"model_type": 3}, {"model_type": None}])
+def test_a_fresh_architecture_is_named_where_it_was_written(
+    tmp_path: Path, architecture: dict[str, Any]
+) -> None:
+    """No config.json exists yet, so none is blamed; nothing is left behind."""
+    fresh = FreshModelConfig(architecture=architecture)
+    with pytest.raises(ConfigError, match=r"^model\.fresh\.architecture\.model_type: found"):
+        make_fresh_model(fresh, model_config(), tmp_path / "made", registry())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_fresh_vocabulary() -> None:

@@ -25,15 +25,18 @@ def make_fresh_model(
     """Write a Hugging Face checkpoint with random float32 weights drawn from `fresh.seed`.
 
     `vocab_size` is the tokenizer's unless the architecture states a larger one. Raises ConfigError
-    when it states a smaller one.
+    when it states a smaller one, and for whatever else the model plugin refuses in it.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as name:
         tokenizer_dir = Path(name)
         tokens = build_tokenizer(fresh.tokenizer, tokenizer_dir)
         config = fresh_config(fresh, tokens)
-        plugin = make_plugin(model, config, registry)
-        architecture = plugin.architecture(config)
+        try:
+            plugin = make_plugin(model, config, registry)
+            architecture = plugin.architecture(config)
+        except ConfigError as error:  # there is no config.json yet: the keys are the recipe's
+            raise ConfigError(_about_recipe(str(error))) from error
         setup = ModelSetup(
             plugin=plugin,
             architecture=architecture,
@@ -49,6 +52,13 @@ def make_fresh_model(
         save_checkpoint(
             directory, iter_checkpoint(module, setup.layout), setup.export_config(), tokenizer_dir
         )
+
+
+def _about_recipe(text: str) -> str:
+    start = "config.json: "
+    return (
+        f"model.fresh.architecture.{text.removeprefix(start)}" if text.startswith(start) else text
+    )
 
 
 def fresh_config(fresh: FreshModelConfig, tokens: int) -> dict[str, Any]:
