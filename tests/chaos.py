@@ -99,7 +99,7 @@ def optimizer_steps(checkpoint: Path) -> int:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     with tempfile.NamedTemporaryFile(suffix=".pt") as file:
-        dcp_to_torch_save(checkpoint / "trainer", file.name)
+        dcp_to_torch_save(checkpoint / "trainer" / "state", file.name)
         state = torch.load(file.name, weights_only=False)
     counts = {int(value) for value in _values_named(state, "step") if float(value) == int(value)}
     assert len(counts) == 1, f"found step counts {counts}"
