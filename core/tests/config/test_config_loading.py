@@ -323,8 +323,11 @@ def test_a_switch_that_only_some_stages_have_reaches_those(load, staged):
     assert [one.eval_before for one in run.stages if one.type == "sft"] == [False]
 
 
-def test_a_schedule_longer_than_the_run_is_refused(load):
+def test_a_schedule_with_an_end_must_fit_into_the_run(load):
+    cosine = ["--trainer.schedule.type", "cosine", "--max-steps", "20"]
     with pytest.raises(ConfigError, match="warmup_steps 30 .* exceed max_steps"):
-        load(PLAIN, "--trainer.schedule.warmup-steps", "30", "--max-steps", "20")
-    loaded = load(PLAIN, "--trainer.schedule.warmup-steps", "20", "--max-steps", "20")
+        load(PLAIN, *cosine, "--trainer.schedule.warmup-steps", "30")
+    loaded = load(PLAIN, *cosine, "--trainer.schedule.warmup-steps", "20")
     assert stage(loaded).trainer.schedule.warmup_steps == 20
+    short = load(PLAIN, "--trainer.schedule.warmup-steps", "30", "--max-steps", "20")
+    assert stage(short).max_steps == 20

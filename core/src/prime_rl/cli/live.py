@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from prime_rl.configs.paths import StagePaths
@@ -23,7 +23,7 @@ RL_COLUMNS = (
     ("loss", "trainer", "loss/mean", "{:+.4f}"),
     ("entropy", "trainer", "entropy/all", "{:.3f}"),
     ("mismatch KL", "trainer", "mismatch_kl/all", "{:.1e}"),
-    ("staleness", "orchestrator", "off_policy/mean", "{:.2f}"),
+    ("stale", "orchestrator", "off_policy/mean", "{:.2f}"),
     ("tokens/s", "trainer", "perf/throughput", "{:,.0f}"),
     ("step time", "trainer", "time/step", "{:.2f} s"),
 )
@@ -111,7 +111,7 @@ class StageView:
             return "-"
         first, at = self._first_step
         seconds = (now - at) / (step - first) * (self._stage.max_steps - step)
-        return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+        return _clock(seconds)
 
     def _line(self, row: dict[str, Any], step: int, now: float) -> str:
         cells = [
@@ -129,12 +129,18 @@ class StageView:
         for row in rows[-RECENT_ROWS:]:
             cells = [self._cell(row, *rest) for _, *rest in self._columns]
             table.add_row(str(row["step"]), *cells)
+        elapsed = _clock(now - self._started_at)
+        if not rows:
+            return Group(f"{self._title}: starting the processes, {elapsed}")
         bar = Progress(
             TextColumn("{task.completed}/{task.total} steps"),
             BarColumn(bar_width=40),
-            TextColumn(f"left {self._time_left(step, now)}"),
-            TimeElapsedColumn(),
+            TextColumn(f"elapsed {elapsed}, left {self._time_left(step, now)}"),
         )
         bar.add_task("steps", total=self._stage.max_steps, completed=step)
-        bar.tasks[0].start_time = bar.get_time() - (now - self._started_at)
         return Group(table, bar)
+
+
+def _clock(seconds: float) -> str:
+    """Minutes and seconds."""
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"

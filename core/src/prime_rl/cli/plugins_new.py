@@ -14,7 +14,7 @@ from prime_rl.testing.scaffold import scaffolded_kinds, write_plugin
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command()
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def new(
     kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(scaffolded_kinds())}.")],
     name: Annotated[str, typer.Argument(help="Name that a configuration will use.")],

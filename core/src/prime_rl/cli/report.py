@@ -72,8 +72,10 @@ def draw_report(run: RunConfig, path: Path) -> None:
     figure, axes = pyplot.subplots(2, 3, figsize=(14, 7), constrained_layout=True)
     total = sum(stage.max_steps for stage in run.stages)
     for axis, (title, producer, metric) in zip(axes.flat, PANELS, strict=True):
-        axis.set(title=title, xlabel="step", xlim=(0, total))
+        axis.set(title=title, xlabel="step, stages one after the other", xlim=(0, total * 1.02))
         axis.grid(alpha=0.3)
+        for border in _offsets(run)[1:]:
+            axis.axvline(border, color="0.6", linewidth=1, linestyle=":")
         _draw_stages(axis, run, producer, metric)
         if metric == PANELS[0][2]:
             _draw_evaluations(axis, run)

@@ -126,8 +126,8 @@ def _show_results(run: RunConfig, console: Console, seconds: float) -> None:
     console.print(
         f"Finished in {seconds:.0f} s. Run directory: {run.directory}\n"
         f"Curves: {picture}\n"
-        "Next: change a field, e.g. `--rl.trainer.loss.eps 0.2`; see every field with "
-        "`prime run --help`;\n"
+        "Next: try another setting, e.g. `prime run quickstart --run.name second --seed 1`; "
+        "`prime run --help` lists every field;\n"
         "or write a loss of your own with `prime plugins new loss NAME`.",
         soft_wrap=True,
         markup=False,

@@ -16,7 +16,11 @@ from prime_rl.configs.model import (
     TokenizerConfig,
 )
 from prime_rl.configs.orchestrator import EvalSourcesConfig, OrchestratorConfig
-from prime_rl.configs.trainer import LinearScheduleConfig, TrainerConfig
+from prime_rl.configs.trainer import (
+    ConstantScheduleConfig,
+    LinearScheduleConfig,
+    TrainerConfig,
+)
 
 
 class RunIdentity(BaseConfig):
@@ -81,12 +85,14 @@ class StageConfig(BaseConfig):
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
         schedule = self.trainer.schedule
+        if isinstance(schedule, ConstantScheduleConfig):
+            return self  # a run shorter than its warm-up just does not reach the peak
         decay_steps = schedule.decay_steps if isinstance(schedule, LinearScheduleConfig) else 0
         if schedule.warmup_steps + decay_steps > self.max_steps:
             raise ValueError(
                 f"trainer.schedule ({schedule.type}): warmup_steps {schedule.warmup_steps} + "
                 f"decay_steps {decay_steps} exceed max_steps {self.max_steps}; "
-                "shorten them or train longer"
+                "set fewer, or train longer"
             )
         return self
 

@@ -24,7 +24,8 @@ def prepare_attempt(run: RunConfig, arguments: RunArguments, inputs: Sequence[Pa
     """Make the folders of a new attempt and copy its input there; returns its number, from 1.
 
     A directory that holds results is refused unless `--resume` or `--clean` is given; `--clean`
-    empties it first. A dry run neither minds nor deletes results. Raises RunError.
+    empties it first. A dry run neither minds nor deletes results, and
+    `latest` stays with the last real one. Raises RunError.
     """
     directory = run.directory
     check_inside(run.output_dir, directory)
@@ -38,8 +39,9 @@ def prepare_attempt(run: RunConfig, arguments: RunArguments, inputs: Sequence[Pa
     if arguments.words:
         words = shlex.join(arguments.words)
         (paths.configs / f"attempt_{number}" / "command.txt").write_text(f"prime run {words}\n")
-    for parent in (paths.configs, paths.logs):
-        point_latest(parent, f"attempt_{number}")
+    if not arguments.dry_run:
+        for parent in (paths.configs, paths.logs):
+            point_latest(parent, f"attempt_{number}")
     return number
 
 

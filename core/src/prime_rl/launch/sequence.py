@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from prime_rl.api import Launcher, Process
 from prime_rl.configs.model import ResumeConfig
@@ -28,6 +28,7 @@ from prime_rl.control.checkpoints import (
     describe_incomplete,
     resolve_step,
 )
+from prime_rl.errors import ConfigError
 from prime_rl.launch.stage import StageProcesses
 from prime_rl.plugins import Registry
 
@@ -45,15 +46,18 @@ ViewFactory = Callable[[str, SFTConfig | RLConfig, StagePaths], AbstractContextM
 
 
 def is_finished(run: RunConfig, index: int) -> bool:
-    """True when an earlier attempt completed the stage."""
-    return stage_paths(run, index).finished.is_file()
+    """True when an earlier attempt completed the stage, all the steps it has now."""
+    finished = stage_paths(run, index).finished
+    return finished.is_file() and _record(finished)["steps"] >= run.stages[index].max_steps
 
 
 def resolve_resume(run: RunConfig) -> RunConfig:
     """Give every unfinished stage that has a complete checkpoint the step it continues after.
 
-    Raises CheckpointError when a step was asked for by number and is not complete.
+    Raises CheckpointError when a step was asked for by number and is not complete, and ConfigError
+    when a stage was finished with other settings than it has now; only its max_steps may grow.
     """
+    _check_finished_stages(run)
     stages = []
     for index, stage in enumerate(run.stages):
         wanted = stage.resume
@@ -67,6 +71,56 @@ def resolve_resume(run: RunConfig) -> RunConfig:
             resume = (wanted or ResumeConfig()).model_copy(update={"step": step})
         stages.append(stage.model_copy(update={"resume": resume}))
     return run.model_copy(update={"stages": stages})
+
+
+def _check_finished_stages(run: RunConfig) -> None:
+    """What is finished stays what it was, or the record of the run would lie."""
+    finished = [i for i in range(len(run.stages)) if stage_paths(run, i).finished.is_file()]
+    for index in finished:
+        stage, paths = run.stages[index], stage_paths(run, index)
+        record = _record(paths.finished)
+        different = _differences(record["settings"], _settings(stage))
+        if not different:
+            continue
+        where = f"stage {stage_name(run, index)} is finished"
+        if different.keys() != {"max_steps"} or stage.max_steps < record["steps"]:
+            listed = "".join(
+                f"\n  {key}: was {old!r}, now {new!r}" for key, (old, new) in different.items()
+            )
+            raise ConfigError(
+                f"{where}; it cannot be resumed with other settings:{listed}\n"
+                "Give the new settings a run of their own with --run.name, or leave them out."
+            )
+        if index != finished[-1]:
+            raise ConfigError(
+                f"{where} and later stages continued from it; it cannot be made longer. Give the "
+                "longer run another --run.name"
+            )
+        if not complete_steps(paths, COMPONENTS[stage.type]):
+            raise ConfigError(
+                f"{where} and left no checkpoint to continue from ({paths.checkpoints}); a run that "
+                "is to be made longer needs a [ckpt] section"
+            )
+
+
+def _record(finished: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(finished.read_text())
+    return record
+
+
+def _settings(stage: SFTConfig | RLConfig) -> dict[str, Any]:
+    """Everything that says how a stage is trained."""
+    return stage.model_dump(mode="json", exclude={"resume", "log", "launcher"})
+
+
+def _differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> (old value, new value)."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found: dict[str, tuple[Any, Any]] = {}
+        for key in sorted(old.keys() | new.keys()):
+            found |= _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        return found
+    return {} if old == new else {path: (old, new)}
 
 
 def _resume_step(paths: StagePaths, components: tuple[str, ...], wanted: int | None) -> int | None:
@@ -155,7 +209,11 @@ class Sequence:
 
 
 def _write_finished(paths: StagePaths, stage: SFTConfig | RLConfig, seconds: float) -> None:
-    summary = {"steps": stage.max_steps, "seconds": round(seconds, 1)}
+    summary = {
+        "steps": stage.max_steps,
+        "seconds": round(seconds, 1),
+        "settings": _settings(stage),
+    }
     temporary: Path = paths.finished.with_suffix(".tmp")
     temporary.write_text(json.dumps(summary))
     temporary.rename(paths.finished)
