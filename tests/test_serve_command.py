@@ -55,9 +55,7 @@ def test_a_directory_is_served_under_its_own_name_and_length(model: Path) -> Non
         assert len(engine.generate([1, 2], max_tokens=3, ignore_eos=True)["token_ids"]) == 3
 
 
-def test_a_signal_ends_it_with_a_request_running(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_signal_ends_it_with_a_request_running(model: Path, tmp_path: Path) -> None:
     url_file = tmp_path / "engine.url"
     command = [sys.executable, "-m", "prime_rl.cli.main", "serve", str(model), "--port", "0"]
     process = subprocess.Popen(
