@@ -78,6 +78,7 @@ def take(
                 on_pending=lambda version: None,
                 on_published=lambda version: None,
                 on_applied=lambda version: None,
+                may_take=lambda: True,
             )
             await watcher.wait_for(version, 5.0)
 
@@ -159,6 +160,7 @@ def test_engines_resume_when_the_payload_never_comes(
                 on_pending=lambda version: None,
                 on_published=lambda version: None,
                 on_applied=lambda version: None,
+                may_take=lambda: True,
             )
             await watcher.take(1)
 

@@ -112,7 +112,8 @@ def test_failures_are_outcomes_and_every_session_is_released(tmp_path, monkeypat
         "EmptyEpisode: the episode ended without a sampled token",
     }
     assert sorted(world.released) == sorted(world.environments[TRAIN].opened)
-    assert sum(row["train/agg/all/errors/mean"] for row in step_rows(world)) > 0
+    # A step whose batch was already waiting observed nothing and has no such figure.
+    assert sum(row.get("train/agg/all/errors/mean", 0.0) for row in step_rows(world)) > 0
 
 
 def test_numbers_that_are_none_never_reach_the_trainer(tmp_path, monkeypatch, caplog):
