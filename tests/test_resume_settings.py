@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 from trainer_world import changed, make_run
 
-from prime_rl.configs.paths import stage_paths
+from prime_rl.configs.paths import StagePaths, stage_paths
 from prime_rl.control.checkpoints import ComponentCheckpoint
 from prime_rl.errors import ConfigError
-from prime_rl.launch.sequence import _write_finished, is_finished, resolve_resume
+from prime_rl.launch.sequence import (
+    _write_finished,
+    forget_beyond,
+    is_finished,
+    resolve_resume,
+)
 
 
 @pytest.fixture
@@ -55,3 +60,14 @@ def test_fewer_steps_are_refused(finished):
     run, _ = finished
     with pytest.raises(ConfigError, match="max_steps: was 4, now 2"):
         resolve_resume(changed(run, max_steps=2))
+
+
+def test_an_abandoned_future_is_removed_and_the_resumed_version_is_offered_anew(tmp_path):
+    paths = StagePaths(tmp_path)
+    for parent in (paths.broadcasts, paths.checkpoints, paths.rollouts):
+        for step in (1, 2, 3, 10):
+            (parent / f"step_{step}").mkdir(parents=True)
+    forget_beyond(paths, 2)
+    left = {p.name: {d.name for d in p.iterdir()} for p in (paths.broadcasts, paths.checkpoints)}
+    assert left == {"broadcasts": {"step_1"}, "checkpoints": {"step_1", "step_2"}}
+    assert {d.name for d in paths.rollouts.iterdir()} == {"step_1", "step_2"}

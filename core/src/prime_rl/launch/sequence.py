@@ -134,8 +134,12 @@ def _resume_step(paths: StagePaths, components: tuple[str, ...], wanted: int | N
 
 
 def forget_beyond(paths: StagePaths, step: int) -> None:
-    """Remove broadcasts, batches and checkpoints of steps above `step`: an abandoned future."""
-    broadcasts.prune_beyond(paths.broadcasts, step)
+    """Remove broadcasts, batches and checkpoints of steps above `step`: an abandoned future.
+
+    The broadcast of `step` itself goes too: the trainer offers that version anew, and engines must
+    not take the old payload while it is being replaced.
+    """
+    broadcasts.prune_beyond(paths.broadcasts, step - 1)
     checkpoints.prune_beyond(paths, step)
     for number, directory in step_directories(paths.rollouts):
         if number > step:
