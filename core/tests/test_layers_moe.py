@@ -120,8 +120,8 @@ def slow_block(made: MoEBlock, x_TH: Tensor) -> Tensor:
         best = scores.topk(2).indices.tolist()
         row = torch.zeros(6)
         for expert in best:
-            gate, up = (made.gate_up[expert] @ x_H).chunk(2)
-            hidden = made.down[expert] @ (nn.functional.silu(gate) * up)
+            gate, up = (made.experts.gate_up[expert] @ x_H).chunk(2)
+            hidden = made.experts.down[expert] @ (nn.functional.silu(gate) * up)
             row = row + scores[expert] / scores[best].sum() * hidden
         rows.append(row)
     return torch.stack(rows)

@@ -78,20 +78,45 @@ class MoEBackend(Plugin):
 
 
 class DSABackend(Plugin):
-    """Sparse attention over keys that an indexer chose. Capabilities as for attention."""
+    """Sparse attention: an indexer picks key rows for each query, attention reads only those.
+
+    Capabilities as for attention. T queries, S key rows; both are pure functions.
+    """
+
+    @abstractmethod
+    def select(
+        self,
+        q_TJD: Tensor,
+        k_SD: Tensor,
+        w_TJ: Tensor,
+        first_T: Tensor,
+        last_T: Tensor,
+        top_k: int,
+    ) -> Tensor:
+        """For each query the rows of k that the indexer rates highest, without gradient.
+
+        score(t, s) = sum_j w[t, j] * relu(q[t, j] . k[s]) in float32, for rows with
+        first[t] <= s < last[t] only: the part of the query's own document that it may see. Index
+        heads J, w float32 or q's dtype; first and last int64 [T]. Returns int64 [T, min(top_k, S)]
+        in any order, filled up with -1. S may be 0.
+        """
 
     @abstractmethod
     def attend(
         self,
         q_THD: Tensor,
-        kv_TD: Tensor,
-        topk_TN: Tensor,
-        cu_seqlens: Tensor,
+        k_SKD: Tensor,
+        v_SKE: Tensor | None,
+        rows_TN: Tensor,
         scale: float,
-        sink_H: Tensor | None,
+        sink_H: Tensor | None = None,
+        value_size: int | None = None,
     ) -> Tensor:
-        """Attention of each query over its own key rows.
+        """Softmax attention of each query over its own key rows.
 
-        q [T, H, D]; kv [S, D] keys shared by all heads; topk int64 [T, N] rows of kv, -1 for none;
-        sink [H] an extra logit per head without a value. Returns [T, H, D].
+        q [T, H, D]; k [S, K, D] with H a multiple of K (query head h reads key head h // (H / K));
+        v [S, K, E], or None: values are the first `value_size` numbers of the key rows (one cached
+        row serves as both). rows int64 [T, N], distinct, -1 for none. sink [H] is an extra logit
+        per head, unscaled and without a value. Softmax is float32. Returns [T, H, E] in q's dtype;
+        a query without rows gives 0. Differentiable in q, k, v and sink.
         """

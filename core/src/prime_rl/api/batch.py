@@ -29,6 +29,13 @@ class PackedBatch:
         """Longest document, in tokens."""
         return max(self.lengths, default=0)
 
+    def document_starts(self) -> Tensor:
+        """int64 [T], the row of the first token of each token's document."""
+        import torch
+
+        tokens = self.positions.shape[0]
+        return torch.arange(tokens, device=self.positions.device) - self.positions
+
     @classmethod
     def from_documents(cls, documents: list[list[int]], device: str = "cpu") -> PackedBatch:
         """Pack token lists in order. Raises ValueError on an empty list or an empty document."""

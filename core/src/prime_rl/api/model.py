@@ -111,6 +111,18 @@ class Model(Plugin):
         """Parameters that `model.moe.freeze_router` fixes."""
         return []
 
+    def float32_modules(self, module: nn.Module) -> list[nn.Module]:
+        """Modules whose parameters stay and compute in float32 whatever the run's compute dtype.
+
+        `build` makes these parameters float32 explicitly. They may be used only inside the module's
+        own forward, where sharding gathers them; it converts its inputs itself and returns float32.
+        """
+        return []
+
+    def frozen_parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """Parameters that never get a gradient, such as those of an indexer."""
+        return []
+
     def export_config(self, config: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
         """config.json of an export; by default what was read."""
         return dict(config)

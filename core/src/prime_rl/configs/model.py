@@ -55,6 +55,8 @@ class ModelConfig(BaseConfig):
     """Model plugin to use; None: the one that lists the checkpoint's `model_type`."""
     attention: plugin_section("attention_backend", default="torch") = defaults()  # type: ignore[valid-type]
     """Attention back end."""
+    dsa_backend: plugin_section("dsa_backend", default="torch") = defaults()  # type: ignore[valid-type]
+    """Back end of sparse attention: index scores, top-k, attention over the chosen keys."""
     moe: MoEConfig = defaults()
     """Mixture-of-experts settings."""
     options: dict[str, Any] = {}

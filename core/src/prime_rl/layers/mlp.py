@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from prime_rl.api.backends import GATED_SILU, ExpertActivation
+from prime_rl.layers.moe_torch import activate
 
 
 class GatedMLP(nn.Module):
-    """down( silu(gate(x)) * up(x) ); `gate_up.weight` [2I, H] has the gate rows first."""
+    """down( silu(gate(x)) * up(x) ), clipped where the activation says so; `gate_up.weight` [2I, H]
+    has the gate rows first."""
 
-    def __init__(self, hidden: int, intermediate: int) -> None:
+    def __init__(
+        self, hidden: int, intermediate: int, activation: ExpertActivation = GATED_SILU
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.gate_up = nn.Linear(hidden, 2 * intermediate, bias=False)
         self.down = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        gate_TI, up_TI = self.gate_up(x_TH).chunk(2, dim=-1)
-        result: Tensor = self.down(F.silu(gate_TI) * up_TI)
+        result: Tensor = self.down(activate(self.gate_up(x_TH), self.activation))
         return result

@@ -79,12 +79,41 @@ class Router(nn.Module):
         return scores_TE.topk(settings.per_token, dim=-1).indices
 
 
+class Experts(nn.Module):
+    """The routed experts of one layer: `gate_up` [E, 2I, H] with the gate rows first ([E, I, H] for
+    an activation without gate) and `down` [E, H, I].
+
+    A module of its own, so that ranks may divide the experts between them.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        hidden: int,
+        intermediate: int,
+        backend: MoEBackend,
+        activation: ExpertActivation = GATED_SILU,
+    ) -> None:
+        super().__init__()
+        inner = intermediate if activation.kind == "squared_relu" else 2 * intermediate
+        self.backend = backend
+        self.activation = activation
+        self.gate_up = nn.Parameter(torch.empty(count, inner, hidden))
+        self.down = nn.Parameter(torch.empty(count, hidden, intermediate))
+
+    def forward(self, x_TH: Tensor, indices_Tk: Tensor, weights_Tk: Tensor) -> Tensor:
+        """sum over the chosen experts of weight * expert(x): [T, H]."""
+        return self.backend.experts(
+            x_TH, indices_Tk, weights_Tk, self.gate_up, self.down, self.activation
+        )
+
+
 class MoEBlock(nn.Module):
     """Routed experts plus what is shared by all tokens.
 
-    `gate_up` [E, 2I, H] has the gate rows first ([E, I, H] for an activation without gate), `down`
-    is [E, H, I]. `shared` is a module that every token passes, added unscaled; with `shared_gate`
-    its output is multiplied by sigmoid(w x).
+    `shared` is a module that every token passes, added unscaled; with `shared_gate` its output is
+    multiplied by sigmoid(w x). `expert_hidden` is the width of what the experts read and write when
+    a subclass's `mix` projects it.
     """
 
     def __init__(
@@ -97,15 +126,13 @@ class MoEBlock(nn.Module):
         activation: ExpertActivation = GATED_SILU,
         shared: nn.Module | None = None,
         shared_gate: bool = False,
+        expert_hidden: int | None = None,
     ) -> None:
         super().__init__()
-        inner = intermediate if activation.kind == "squared_relu" else 2 * intermediate
         self.layer = layer
-        self.backend = backend
-        self.activation = activation
         self.router = Router(hidden, router)
-        self.gate_up = nn.Parameter(torch.empty(router.experts, inner, hidden))
-        self.down = nn.Parameter(torch.empty(router.experts, hidden, intermediate))
+        width = hidden if expert_hidden is None else expert_hidden
+        self.experts = Experts(router.experts, width, intermediate, backend, activation)
         self.shared = shared
         self.shared_gate = nn.Linear(hidden, 1, bias=False) if shared_gate else None
 
@@ -113,15 +140,18 @@ class MoEBlock(nn.Module):
         """[T, H]; `routes` as the router's."""
         indices_Tk, weights_Tk = self.router(x_TH, routes_Tk)
         record(self.layer, indices_Tk)
-        out_TH = self.backend.experts(
-            x_TH, indices_Tk, weights_Tk.to(x_TH.dtype), self.gate_up, self.down, self.activation
-        )
+        out_TH = self.mix(x_TH, indices_Tk, weights_Tk.to(x_TH.dtype))
         if self.shared is None:
             return out_TH
         shared_TH = self.shared(x_TH)
         if self.shared_gate is not None:
             shared_TH = shared_TH * self.shared_gate(x_TH).sigmoid()
         return out_TH + shared_TH
+
+    def mix(self, x_TH: Tensor, indices_Tk: Tensor, weights_Tk: Tensor) -> Tensor:
+        """The routed part; families that compress what experts see override it."""
+        result: Tensor = self.experts(x_TH, indices_Tk, weights_Tk)
+        return result
 
 
 def routes_by_layer(batch: PackedBatch, layers: int, per_token: int) -> list[Tensor | None]:

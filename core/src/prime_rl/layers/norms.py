@@ -10,19 +10,37 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension.
+    """x / rms(x) * weight over the last dimension; statistics are float32 whatever x is.
 
-    Statistics are float32 whatever x is; the normalised value is rounded to x's dtype before the
-    weight multiplies it, as servers do. The result has x's dtype.
+    The normalised value is rounded to x's dtype before the weight multiplies it; with `round_late`
+    the weight multiplies in float32 and one rounding ends it. `zero_centred`: the factor is
+    1 + weight. The result has x's dtype.
     """
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(
+        self, size: int, eps: float, *, zero_centred: bool = False, round_late: bool = False
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
+        self.zero_centred = zero_centred
+        self.round_late = round_late
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        weight = 1 + self.weight.float() if self.zero_centred else self.weight
+        if self.round_late:
+            return rms_norm_late(x, weight, self.eps)
+        return rms_norm(x, weight, self.eps)
+
+
+def rms_norm_late(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """RMS norm in float32 to the end, then one rounding to x's dtype; `weight` as in rms_norm."""
+    if weight is not None and x.is_cpu and x.dtype == torch.float32 == weight.dtype:
+        return rms_norm(x, weight, eps)
+    normal = F.rms_norm(x.float(), x.shape[-1:], None, eps)
+    if weight is not None:
+        normal = normal * weight.float()
+    return normal.to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

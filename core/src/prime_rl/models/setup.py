@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from prime_rl.api.backends import AttentionBackend, MoEBackend
+from prime_rl.api.backends import AttentionBackend, DSABackend, MoEBackend
 from prime_rl.api.layout import WeightLayout
 from prime_rl.api.model import Architecture, Kernels, Model
 from prime_rl.errors import ConfigError
@@ -63,6 +63,8 @@ def make_kernels(model: ModelConfig, num_layers: int, registry: Registry) -> Ker
 
     attention = make("attention_backend", model.attention)
     assert isinstance(attention, AttentionBackend)
+    dsa = make("dsa_backend", model.dsa_backend)
+    assert isinstance(dsa, DSABackend)
     default = make("moe_backend", model.moe.backend)
     assert isinstance(default, MoEBackend)
     by_layer: list[MoEBackend] = [default] * num_layers
@@ -75,7 +77,7 @@ def make_kernels(model: ModelConfig, num_layers: int, registry: Registry) -> Ker
                 raise ConfigError(f"model.moe.layers: layer {layer}: {problem}")
             named.add(layer)
             by_layer[layer] = backend
-    return Kernels(attention=attention, moe=by_layer)
+    return Kernels(attention=attention, moe=by_layer, dsa=dsa)
 
 
 def build(

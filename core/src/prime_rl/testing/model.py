@@ -14,7 +14,7 @@ from prime_rl.api import Decoder, DecodeRequest, Kernels, PackedBatch
 from prime_rl.errors import ConfigError
 from prime_rl.testing import layout as laws
 from prime_rl.testing.conformance import PluginConformance
-from prime_rl.testing.plain_backends import CountedAttention, TokenwiseMoE
+from prime_rl.testing.plain_backends import CountedAttention, CountedDSA, TokenwiseMoE
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +42,13 @@ class ModelConformance(PluginConformance):
     def kernels(self, layers: int) -> Kernels:
         """Core's reference back ends."""
         from prime_rl.layers.attention_torch import TorchAttention, TorchAttentionConfig
+        from prime_rl.layers.dsa_torch import TorchDSA, TorchDSAConfig
         from prime_rl.layers.moe_torch import TorchMoE, TorchMoEConfig
 
         return Kernels(
             attention=TorchAttention(TorchAttentionConfig()),
             moe=[TorchMoE(TorchMoEConfig())] * layers,
+            dsa=TorchDSA(TorchDSAConfig()),
         )
 
     def module(
@@ -226,7 +228,7 @@ class ModelConformance(PluginConformance):
             plugin = self.plugin()
             architecture = plugin.architecture(dict(config))
             plain = self.kernels(architecture.num_layers)
-            kernels = Kernels(attention=CountedAttention(), moe=plain.moe, dsa=plain.dsa)
+            kernels = Kernels(attention=CountedAttention(), moe=plain.moe, dsa=CountedDSA())
             module = self.module(config, kernels=kernels)
             batch = PackedBatch.from_documents(self.documents(config))
             with FlopCounterMode(display=False) as counter:

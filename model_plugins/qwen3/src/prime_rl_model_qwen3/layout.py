@@ -71,7 +71,7 @@ def _experts(architecture: Qwen3Architecture) -> Iterable[list[Entry]]:
     return (
         rename("layers.{i}.mlp.router.weight", mlp + "gate.weight", i=layers),
         stack_experts(
-            "layers.{i}.mlp.gate_up",
+            "layers.{i}.mlp.experts.gate_up",
             [mlp + "experts.{e}.gate_proj.weight", mlp + "experts.{e}.up_proj.weight"],
             experts,
             alternatives=[
@@ -80,7 +80,7 @@ def _experts(architecture: Qwen3Architecture) -> Iterable[list[Entry]]:
             i=layers,
         ),
         stack_experts(
-            "layers.{i}.mlp.down",
+            "layers.{i}.mlp.experts.down",
             [mlp + "experts.{e}.down_proj.weight"],
             experts,
             alternatives=[Leaf(mlp + "experts.down_proj", (mlp + "experts.down_proj.weight",))],
