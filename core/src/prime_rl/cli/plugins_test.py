@@ -83,16 +83,18 @@ def kit_settings(record: PluginRecord) -> str:
     """
     if record.kind != "model":
         return ""
+    model_class: Any = scan().load(record.kind, record.name_in_config)
+    types: tuple[str, ...] = model_class.model_types
     configs: list[dict[str, Any]] = []
     for path in find_recipes(record).values():
         for architecture in _fresh_architectures(tomllib.loads(path.read_text())):
             config = {"vocab_size": VOCABULARY, **architecture}
-            if config.get("model_type") == record.name and config not in configs:
+            if config.get("model_type") in types and config not in configs:
                 configs.append(config)
     if not configs:
         raise PluginError(
-            f"{record.describe()} ships no recipe with [model.fresh.architecture] and model_type "
-            f"{record.name!r}; the kit needs a small architecture to build"
+            f"{record.describe()} ships no recipe with [model.fresh.architecture] and a model_type "
+            f"of {', '.join(types)}; the kit needs a small architecture to build"
         )
     return f"configs = {tuple(configs)!r}"
 
