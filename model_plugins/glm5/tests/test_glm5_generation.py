@@ -1,0 +1,101 @@
+"""GLM-5 behind the embedded engine, which recomputes whole sequences: engine kit and mismatch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from prime_rl.api import PackedBatch
+from prime_rl.models.head import head_weight
+from prime_rl.testing.engine import PROMPT, EngineConformance, experts_of, logprobs_of
+from prime_rl.trainer.logprobs import token_logprobs
+from prime_rl.trainer.loss import mismatch_kl
+
+LAYERS, PER_TOKEN = 4, 2
+
+
+class TestGlm5Served(EngineConformance):
+    plugin_name = "embedded"
+    arguments = ("--return-routed-experts", "--return-sampling-mask")
+    architecture = {
+        "model_type": "glm_moe_dsa",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "n_shared_experts": 1,
+        "n_routed_experts": 6,
+        "routed_scaling_factor": 2.5,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "num_experts_per_tok": PER_TOKEN,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 8e6},
+        "first_k_dense_replace": 1,
+        "index_topk": 6,
+        "index_head_dim": 16,
+        "index_n_heads": 16,
+        "index_topk_pattern": "FFSS",
+        "initializer_range": 0.2,  # distributions far from uniform
+    }
+
+    @pytest.mark.parametrize("is_replayed", [False, True])
+    def test_mismatch_with_the_trainer(self, engine, is_replayed: bool) -> None:
+        """All texts packed as the trainer packs them, its own scoring, its own mismatch KL."""
+        choices = [
+            engine.client.generate(PROMPT[:start], max_tokens=24, seed=start, ignore_eos=True)
+            for start in (2, 5, 8)
+        ]
+        texts = [
+            PROMPT[:start] + choice["token_ids"]
+            for start, choice in zip((2, 5, 8), choices, strict=True)
+        ]
+        batch = PackedBatch.from_documents(texts)
+        if is_replayed:
+            batch = replace(batch, routed_experts=replayed(choices))
+        module = engine.first.module
+        with torch.no_grad():
+            hidden = module(batch)
+        predicting, served = [], []
+        for start, first, choice in zip(
+            (2, 5, 8), batch.cu_seqlens.tolist(), choices, strict=False
+        ):
+            predicting += range(first + start - 1, first + start - 1 + 24)
+            served += logprobs_of(choice)
+        rows = torch.tensor(predicting)
+        own, _ = token_logprobs(
+            hidden[rows], head_weight(module), batch.input_ids[rows + 1], torch.ones(len(rows))
+        )
+        assert len(set(batch.input_ids[rows + 1].tolist())) > 10
+        assert mismatch_kl(own, torch.tensor(served)).mean() <= 1e-9
+
+    def test_replay_follows_the_engine(self, engine) -> None:
+        """Other experts than the router's own change what the trainer computes."""
+        choice = engine.client.generate(PROMPT, max_tokens=24, seed=4, ignore_eos=True)
+        routes = replayed([choice])
+        batch = PackedBatch.from_documents([PROMPT + choice["token_ids"]])
+        with torch.no_grad():
+            normal = engine.first.module(batch)
+            same = engine.first.module(replace(batch, routed_experts=routes))
+            others = torch.where(routes >= 0, (routes + 1) % 6, routes)
+            different = engine.first.module(replace(batch, routed_experts=others))
+        assert (same - normal).abs().max() <= 1e-5 * normal.abs().max()
+        assert (different - normal).abs().max() > 1e-2 * normal.abs().max()
+
+
+def replayed(choices: list[dict]) -> torch.Tensor:
+    """int64 [T, layers, k]: what the engine recorded; the last token of a text routes normally."""
+    parts = []
+    for choice in choices:
+        recorded = torch.tensor(experts_of(choice)).long()
+        assert recorded.shape[1:] == (LAYERS, PER_TOKEN)
+        assert (recorded[:, 0] == 255).all()  # a dense layer
+        unset = torch.full((1, LAYERS, PER_TOKEN), -1)
+        parts.append(torch.cat((recorded.masked_fill(recorded == 255, -1), unset)))
+    return torch.cat(parts)
