@@ -97,3 +97,9 @@ def test_row_table_reads_rows_and_may_be_frozen() -> None:
     table.weight.data = torch.arange(10.0).view(5, 2)
     assert table(torch.tensor([[4], [0]])).tolist() == [[[8.0, 9.0]], [[0.0, 1.0]]]
     assert not table.weight.requires_grad and RowTable(1, 1).weight.requires_grad
+
+
+def test_pairs_of_no_rows_turn() -> None:
+    rotary = Rotary(RotarySettings((1.0, 0.1)))
+    none = torch.zeros(0, dtype=torch.int64)
+    assert rotate_pairs(torch.zeros(0, 4), rotary.pairs(none, torch.float32)).shape == (0, 4)

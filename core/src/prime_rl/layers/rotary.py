@@ -74,7 +74,7 @@ def rotate_pairs(x: Tensor, rotation: PairRotation, inverse: bool = False) -> Te
 
     `inverse` turns back. Computed in the wider of both dtypes, returned in x's.
     """
-    shape = (x.shape[0], *[1] * (x.dim() - 2), -1)
+    shape = (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1] // 2)  # x may have no rows
     cos, sin = (part.view(shape) for part in rotation)
     if inverse:
         sin = -sin
