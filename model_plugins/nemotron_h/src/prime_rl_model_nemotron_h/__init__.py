@@ -23,7 +23,7 @@ class NemotronH(Model):
     model_types = ("nemotron_h",)
     renderer = "nemotron-3"
     tool_parser: ClassVar[str | None] = "qwen3_coder"
-    reasoning_parser: ClassVar[str | None] = "nano_v3"
+    reasoning_parser: ClassVar[str | None] = "nemotron_v3"
     vllm_architecture: ClassVar[str | None] = "NemotronHForCausalLM"
 
     def architecture(self, config: dict[str, Any]) -> NemotronHArchitecture:

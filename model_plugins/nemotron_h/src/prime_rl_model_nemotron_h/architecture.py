@@ -160,7 +160,9 @@ def _read_step_limit(keys: ConfigJson) -> tuple[float, float]:
     """JSON has no infinity: files write it as a table {"__float__": "Infinity"}."""
     key = "time_step_limit"
     found = keys.sequence(key, "mamba_dt_limit", default=(0.0, math.inf))
-    bounds = [item.get("__float__") if isinstance(item, dict) else item for item in found]
+    bounds: list[Any] = [
+        item.get("__float__") if isinstance(item, dict) else item for item in found
+    ]
     try:
         low, high = (float(bound) for bound in bounds)
     except (TypeError, ValueError):

@@ -17,7 +17,7 @@ class Chunks(NamedTuple):
 
     length: int
     """L"""
-    count: int
+    number: int
     """C; the last chunk is filled up."""
     before_CL: Tensor
     """int64, tokens of the same document before the token in its chunk."""
@@ -28,10 +28,10 @@ class Chunks(NamedTuple):
 
     def split(self, rows: Tensor) -> Tensor:
         """[T, ...] as [C, L, ...], filled up with zeros."""
-        missing = self.count * self.length - rows.shape[0]
+        missing = self.number * self.length - rows.shape[0]
         if missing:
             rows = F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing))
-        return rows.unflatten(0, (self.count, self.length))
+        return rows.unflatten(0, (self.number, self.length))
 
 
 def make_chunks(positions_T: Tensor, length: int) -> Chunks:
@@ -42,15 +42,15 @@ def make_chunks(positions_T: Tensor, length: int) -> Chunks:
     """
     tokens = positions_T.shape[0]
     length = max(min(length, tokens), 1)
-    count = max(-(-tokens // length), 1)
-    positions_CL = F.pad(positions_T, (0, count * length - tokens)).view(count, length)
+    number = max(-(-tokens // length), 1)
+    positions_CL = F.pad(positions_T, (0, number * length - tokens)).view(number, length)
     place_L = torch.arange(length, device=positions_T.device)
     start_CL = place_L - positions_CL
     """Place of the document's first token, counted from the chunk's; negative: in an earlier one."""
     same_CLL = start_CL[:, :, None] == start_CL[:, None, :]
     return Chunks(
         length=length,
-        count=count,
+        number=number,
         before_CL=torch.minimum(positions_CL, place_L),
         visible_CLL=same_CLL & (place_L[:, None] >= place_L),
         began_earlier_CL=start_CL < 0,

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from prime_rl_model_nemotron_h.architecture import MambaSettings
 from prime_rl_model_nemotron_h.mamba import Mamba
+from prime_rl_model_nemotron_h.model import NemotronHModule
 
 
 @torch.no_grad()
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
     """Normal matrices with the config's `initializer_range`, unit norms, zero biases; the Mamba
     layers' own values as they were trained from (`_start_mamba`)."""
+    assert isinstance(module, NemotronHModule)
     architecture = module.architecture
     for name, parameter in module.named_parameters():
         if name.endswith("norm.weight"):

@@ -26,12 +26,15 @@ def scan(u_TNP: Tensor, decay_TN: Tensor, b_TGS: Tensor, c_TGS: Tensor, chunks: 
     b_CGLS = chunks.split(b_TGS).transpose(1, 2)
     c_CGLS = chunks.split(c_TGS).transpose(1, 2)
     u_CLGRP = chunks.split(u_TNP).unflatten(2, (groups, -1))
-    sum_CLN = running_sums(chunks.split(decay_TN), chunks.before_CL)
-    kept_CGRLL = _kept(sum_CLN, chunks).unflatten(1, (groups, -1))
+    exact_CLN = running_sums(chunks.split(decay_TN).double(), chunks.before_CL)
+    sum_CLN = exact_CLN.float()
+    kept_CGRLL = _kept(sum_CLN, (exact_CLN.detach() - sum_CLN.detach()).float(), chunks).unflatten(
+        1, (groups, -1)
+    )
     scores_CGLL = c_CGLS @ b_CGLS.transpose(2, 3)
     y_CGRLP = (scores_CGLL[:, :, None] * kept_CGRLL) @ u_CLGRP.permute(0, 2, 3, 1, 4)
     y_CLGRP = y_CGRLP.permute(0, 3, 1, 2, 4)
-    if chunks.count > 1:
+    if chunks.number > 1:
         # The chunk's last row of `kept` says what is left at its end of each token's contribution.
         u_CLGRP = u_CLGRP * kept_CGRLL[:, :, :, -1].permute(0, 3, 1, 2)[..., None]
         added_CGSX = b_CGLS.transpose(2, 3) @ u_CLGRP.transpose(1, 2).flatten(3)
@@ -60,11 +63,19 @@ def running_sums(values_CLN: Tensor, before_CL: Tensor) -> Tensor:
     return values_CLN
 
 
-def _kept(sum_CLN: Tensor, chunks: Chunks) -> Tensor:
-    """[C, N, L, L]: the factor that token j's contribution has at token i; 0 where j is not seen."""
-    sum_CNL = sum_CLN.transpose(1, 2)
-    difference_CNLL = sum_CNL[..., :, None] - sum_CNL[..., None, :]
+def _kept(sum_CLN: Tensor, rest_CLN: Tensor, chunks: Chunks) -> Tensor:
+    """[C, N, L, L]: the factor that token j's contribution has at token i; 0 where j is not seen.
+
+    After a strong decay the sums are large, and the difference of two rounded ones would miss what
+    weak decays add; `rest` is what rounding took from each.
+    """
+    difference_CNLL = _differences(sum_CLN).add_(_differences(rest_CLN))
     return difference_CNLL.masked_fill(~chunks.visible_CLL[:, None], -math.inf).exp()
+
+
+def _differences(values_CLN: Tensor) -> Tensor:
+    values_CNL = values_CLN.transpose(1, 2)
+    return values_CNL[..., :, None] - values_CNL[..., None, :]
 
 
 def states_before(added: Tensor, factor: Tensor) -> Tensor:
