@@ -98,7 +98,8 @@ class DSABackend(Plugin):
         score(t, s) = sum_j w[t, j] * relu(q[t, j] . k[s]) in float32, for rows with
         first[t] <= s < last[t] only: the part of the query's own document that it may see. Index
         heads J, w float32 or q's dtype; first and last int64 [T]. Returns int64 [T, min(top_k, S)]
-        in any order, filled up with -1. S may be 0.
+        in any order, filled up with -1. S may be 0. Which of equal scores are taken must not depend
+        on other documents (many are exactly 0).
         """
 
     @abstractmethod

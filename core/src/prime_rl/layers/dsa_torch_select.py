@@ -50,9 +50,23 @@ def _select_chunk(
     width = min(out_TN.shape[1], high - low)
     if width <= 0:
         return
-    dots_TJS = torch.einsum("tjd,sd->tjs", q_TJD, k_SD[low:high]).float().relu_()
+    # Converted before the product: rounding the scores to bf16 would make most of them equal.
+    dots_TJS = torch.einsum("tjd,sd->tjs", q_TJD.float(), k_SD[low:high].float()).relu_()
     scores_TS = torch.einsum("tj,tjs->ts", w_TJ.float(), dots_TJS)
     rows_S = torch.arange(low, high, device=q_TJD.device)
     is_visible = (rows_S >= first_T[:, None]) & (rows_S < last_T[:, None])
-    best = scores_TS.masked_fill_(~is_visible, -torch.inf).topk(width, dim=-1)
-    out_TN[:, :width] = torch.where(best.values > -torch.inf, best.indices + low, -1)
+    keys_TS = _ordered(scores_TS.masked_fill_(~is_visible, -torch.inf))
+    best_TN = keys_TS.topk(width, dim=-1).indices
+    out_TN[:, :width] = torch.where(is_visible.gather(1, best_TN), best_TN + low, -1)
+
+
+def _ordered(scores_TS: Tensor) -> Tensor:
+    """Distinct int64 numbers in the order of the scores, the lower row first where they are equal.
+
+    Many blocks score exactly 0 after relu, and topk takes any of equals, depending on what else
+    stands in the batch; a document must choose the same rows wherever it is packed.
+    """
+    bits_TS = (scores_TS + 0.0).view(torch.int32)  # -0 becomes 0
+    rank_TS = (bits_TS ^ ((bits_TS >> 31) & 0x7FFFFFFF)).long()
+    keys = scores_TS.shape[1]
+    return (rank_TS << 32) | torch.arange(keys - 1, -1, -1, device=scores_TS.device)

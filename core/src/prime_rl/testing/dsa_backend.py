@@ -169,6 +169,26 @@ class DSABackendConformance(BackendConformance):
                         worst = scores[query, chosen].min() + slack
                         assert worst >= scores[query, left].max(), f"{what}: a better row is left"
 
+    def test_equal_scores_do_not_depend_on_other_documents(self) -> None:
+        """Many scores are exactly 0; which of these rows a document takes is its own matter."""
+        import torch
+
+        self.skip_without_device()
+        dtype = self.dtypes()[0]
+        given = [t.to(dtype).to(self.device) for t in self.select_inputs(120, 120)]
+        keys, weights = given[1].abs(), given[2]
+        queries = -torch.ones_like(given[0])  # every product is negative
+        for length in (7, 33, 70):
+            found = []
+            for before, after in ((0, 0), (9, 0), (20, 30)):
+                rows = torch.arange(before + length + after, device=self.device)
+                is_own = (rows >= before) & (rows < before + length)
+                first = torch.where(is_own, before, 0)
+                own = (part[: len(rows)] for part in (queries, keys, weights))
+                chosen = self.plugin().select(*own, first, rows + 1, 4)[is_own]
+                found.append([sorted(r - before for r in one if r >= 0) for one in chosen.tolist()])
+            assert found[0] == found[1] == found[2], f"{length} queries"
+
     def test_select_without_keys(self) -> None:
         """Documents shorter than a compression window have none."""
         import torch
