@@ -88,7 +88,8 @@ def build(
 ) -> nn.Module:
     """The module with uninitialised weights in `dtype`, but for tensors whose dtype the model fixes.
 
-    `router_dtype` is the dtype of the router parameters; a router computes in its weights' dtype.
+    `router_dtype` is the dtype of the router parameters, unless the model fixes it; a router
+    computes in its weights' dtype.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -98,6 +99,9 @@ def build(
     finally:
         torch.set_default_dtype(before)
     if router_dtype is not None:
+        exact = setup.plugin.float32_modules(module)
+        fixed = {id(parameter) for part in exact for parameter in part.parameters()}
         for parameter in setup.plugin.router_parameters(module):
-            parameter.data = parameter.data.to(router_dtype)
+            if id(parameter) not in fixed:
+                parameter.data = parameter.data.to(router_dtype)
     return module
