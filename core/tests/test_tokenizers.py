@@ -162,6 +162,7 @@ def test_unknown_kind_names_the_known_ones(tmp_path: Path) -> None:
 
 def test_renderer_names() -> None:
     assert renderer_settings("qwen3") == {"name": "qwen3"}
+    assert renderer_settings("glm-5.1") == {"name": "glm-5.1"}
     assert renderer_settings("chatml")["name"] == "custom"
     assert renderer_settings("mine.Renderer") == {"name": "custom", "import_path": "mine.Renderer"}
 
