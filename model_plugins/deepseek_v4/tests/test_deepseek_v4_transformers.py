@@ -14,6 +14,9 @@ from deepseek_v4_oracle import (
     relative_error,
     theirs,
 )
+from deepseek_v4_recording import RecordingDSA
+
+from prime_rl.api import PackedBatch
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "spec": {},
@@ -54,4 +57,34 @@ def test_logits_and_gradients(name: str, tmp_path: Path) -> None:
     assert not by_name, f"gradients transformers does not have: {sorted(by_name)}"
     key = max(worst, key=lambda k: worst[k])
     assert worst[key] <= 1e-4, f"gradient of {key}: off by {worst[key]:.3g}"
-    print("logits", relative_error(found, expected), "worst gradient", key, worst[key])
+
+
+def test_chosen_entries(tmp_path: Path) -> None:
+    """The same sets for every token of every CSA layer, most of them a real choice."""
+    model = theirs()
+    recorded: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        indexer = getattr(layer.self_attn.compressor, "indexer", None)
+        if indexer is not None:
+            indexer.register_forward_hook(lambda *call: recorded.append(call[-1][0]))
+    setup, module = ours(model, tmp_path)
+    backend = RecordingDSA()
+    for block in module.layers:
+        block.attention.backend = backend
+    texts = documents()
+    with torch.no_grad():
+        logits_of_theirs(model, texts)
+        module(PackedBatch.from_documents(texts))
+    layers = [n for n, layer in enumerate(setup.architecture.layers) if layer.kind == "csa"]
+    assert len(backend.selected) == len(layers) == 2
+    assert len(recorded) == len(layers) * len(texts)
+    real = 0
+    for index, rows_TN in enumerate(backend.selected):
+        base, ours_by_text = 0, rows_TN.split([len(text) for text in texts])
+        for number, (text, rows) in enumerate(zip(texts, ours_by_text, strict=True)):
+            expected = recorded[number * len(layers) + index].tolist()
+            for token, (own, other) in enumerate(zip(rows.tolist(), expected, strict=True)):
+                assert {r - base for r in own if r >= 0} == {r for r in other if r >= 0}
+                real += (token + 1) // 4 > 4
+            base += len(text) // 4
+    assert real > 100
