@@ -19,7 +19,7 @@ ALLOWED = {
     "algorithms": {"api", "configs", "wire"},
     "plugins": {"api", "configs", "errors", "hookspecs", "__init__"},
     "hookspecs": {"api", "configs", "errors"},
-    "parallel": {"configs", "errors"},
+    "parallel": {"configs", "errors", "layers"},
     "batches": {"configs", "wire", "errors"},
     "traces": {"configs", "wire", "errors"},
     "control": {"configs", "wire", "errors"},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from trainer_world import (
     MOE,
     ScriptedOrchestrator,
@@ -73,6 +75,39 @@ def test_replicas_and_experts_compute_the_same(tmp_path):
     """Two replicas of a model with experts and its own head against one rank."""
     expected = compared(train_rl(tmp_path / "1", 1, MOE))
     assert_same(compared(train_rl(tmp_path / "2", 2, MOE, dp_replicate=2)), expected)
+
+
+@pytest.mark.slow
+def test_divided_experts_compute_the_same(tmp_path):
+    """Experts divided over two ranks, alone and inside two replicas, against one rank."""
+    expected = compared(train_rl(tmp_path / "1", 1, MOE))
+    assert_same(compared(train_rl(tmp_path / "2", 2, MOE, expert_parallel=2)), expected)
+    four = train_rl(tmp_path / "4", 4, MOE, expert_parallel=2, dp_replicate=2)
+    assert_same(compared(four), expected)
+
+
+@pytest.mark.slow
+def test_divided_experts_resume_undivided(tmp_path):
+    """And the other way round; exports are the same."""
+    trainer = parallel(2, expert_parallel=2)
+    whole = make_run(tmp_path / "1", "sft", MOE, max_steps=4, trainer=trainer, ckpt={"interval": 2})
+    train(whole, 2)
+    alone = make_run(
+        tmp_path / "2", "sft", MOE, max_steps=4, trainer=parallel(1), ckpt={"interval": 3}
+    )
+    alone = changed(alone, resume={"dir": str(stage_paths(whole, 0).checkpoint(2))})
+    train(alone, 1)
+    assert_same(compared(alone), compared(whole)[2:])
+    again = make_run(tmp_path / "3", "sft", MOE, max_steps=4, trainer=trainer)
+    again = changed(again, resume={"dir": str(stage_paths(alone, 0).checkpoint(3))})
+    train(again, 2)
+    assert_same(compared(again), compared(whole)[3:])
+    exports = [
+        load_file(stage_paths(run, 0).export / "model.safetensors") for run in (whole, again)
+    ]
+    assert exports[0].keys() == exports[1].keys()
+    for name, tensor in exports[0].items():
+        assert torch.allclose(tensor, exports[1][name], atol=1e-6), name
 
 
 @pytest.mark.slow

@@ -88,6 +88,9 @@ class ParallelConfig(BaseConfig):
     """Trainer processes the local launcher starts on this machine."""
     dp_replicate: int = Field(1, ge=1)
     """Replicas of the sharded model (HSDP)."""
+    expert_parallel: int = Field(1, ge=1)
+    """Neighbouring ranks that divide the experts of every layer between them; tokens travel. It
+    divides ranks / dp_replicate and the number of experts."""
     reshard_after_forward: bool = True
     """Free gathered parameters after each block's forward."""
     timeout_s: float = Field(900.0, gt=0)
@@ -138,5 +141,11 @@ class TrainerConfig(BaseConfig):
             raise ValueError(
                 f"parallel.dp_replicate {self.parallel.dp_replicate} does not divide "
                 f"parallel.ranks {self.parallel.ranks}"
+            )
+        shards = self.parallel.ranks // self.parallel.dp_replicate
+        if shards % self.parallel.expert_parallel:
+            raise ValueError(
+                f"parallel.expert_parallel {self.parallel.expert_parallel} does not divide the "
+                f"{shards} ranks that hold one model (parallel.ranks / parallel.dp_replicate)"
             )
         return self

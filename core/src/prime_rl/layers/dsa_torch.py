@@ -6,7 +6,7 @@ D key size, E value size. Queries are taken in chunks, so that no T x S or T x N
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from prime_rl.api.backends import DSABackend
 from prime_rl.api.plugin import Capabilities
@@ -67,5 +67,5 @@ class TorchDSA(DSABackend):
 
         if (v_SKE is None) == (value_size is None):
             raise ValueError("give the values, or how many numbers of a key row are its value")
-        result: Any = SparseAttention.apply(q_THD, k_SKD, v_SKE, rows_TN, scale, sink_H, value_size)
-        return result  # type: ignore[no-any-return]
+        result: Tensor = SparseAttention.apply(q_THD, k_SKD, v_SKE, rows_TN, scale, sink_H, value_size)
+        return result

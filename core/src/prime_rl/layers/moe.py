@@ -5,6 +5,7 @@ T tokens, k experts per token, E experts, H hidden, I intermediate, G gate and u
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,8 +84,11 @@ class Experts(nn.Module):
     """The routed experts of one layer: `gate_up` [E, 2I, H] with the gate rows first ([E, I, H] for
     an activation without gate) and `down` [E, H, I].
 
-    A module of its own, so that ranks may divide the experts between them.
+    A module of its own, so that ranks may divide the experts between them: `exchange` then sends
+    tokens to where their experts are.
     """
+
+    exchange: Callable[[Experts, Tensor, Tensor, Tensor], Tensor] | None = None
 
     def __init__(
         self,
@@ -103,6 +107,8 @@ class Experts(nn.Module):
 
     def forward(self, x_TH: Tensor, indices_Tk: Tensor, weights_Tk: Tensor) -> Tensor:
         """sum over the chosen experts of weight * expert(x): [T, H]."""
+        if self.exchange is not None:
+            return self.exchange(self, x_TH, indices_Tk, weights_Tk)
         return self.backend.experts(
             x_TH, indices_Tk, weights_Tk, self.gate_up, self.down, self.activation
         )

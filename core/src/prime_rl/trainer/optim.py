@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,13 +64,27 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Global L2 norm of all gradients, over all shards: a collective when parameters are sharded."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    gather = getattr(norm, "full_tensor", None)  # a DTensor's; importing the class takes 0.8 s
-    whole: Tensor = norm if gather is None else gather()
-    return whole
+    norms = []
+    for sharded_alike in _by_mesh(parameters):
+        gradients = [p.grad for p in sharded_alike if p.grad is not None]
+        if not gradients:
+            continue
+        norm = torch.nn.utils.get_total_norm(gradients)
+        gather = getattr(norm, "full_tensor", None)  # a DTensor's; importing the class takes 0.8 s
+        norms.append(norm if gather is None else gather())
+    return norms[0] if len(norms) == 1 else torch.nn.utils.get_total_norm(norms)
 
 
 def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, max_norm: float) -> None:
     """Scale all gradients so that their norm is at most `max_norm`."""
-    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    for sharded_alike in _by_mesh(parameters):
+        torch.nn.utils.clip_grads_with_norm_(sharded_alike, max_norm, norm)
+
+
+def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters by the ranks they are sharded over; torch computes only with tensors of one mesh
+    at a time."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(groups.values())

@@ -9,12 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from prime_rl.api import Kernels
 from prime_rl.configs.model import ModelConfig
 from prime_rl.configs.run import RLConfig, SFTConfig
 from prime_rl.configs.trainer import TrainerConfig
+from prime_rl.errors import ConfigError
 from prime_rl.models.load import load_weights
 from prime_rl.models.setup import ModelSetup, build
 from prime_rl.parallel.world import World
@@ -65,9 +70,11 @@ def build_policy(
     is_plain = world.size == 1 and compute == torch.float32
     model = build(setup, world.device if is_plain else "meta", torch.float32)
     routers = setup.plugin.router_parameters(model)
+    frozen = setup.plugin.frozen_parameters(model)
     if freezes_router(stage.model, stage.type):
-        for parameter in routers:
-            parameter.requires_grad_(False)
+        frozen = [*frozen, *routers]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
     policy = Policy(
         setup.plugin,
         model,
@@ -76,18 +83,24 @@ def build_policy(
     )
     prepare_blocks(model, setup.kernels, stage.trainer)
     if not is_plain:
-        from prime_rl.parallel.shard import data_mesh, shard
+        from prime_rl.parallel.shard import make_meshes, shard
 
-        exact = router_dtype(stage.model, stage.type, compute) == torch.float32
-        shard(
-            policy,
-            _blocks(model),
-            data_mesh(world, stage.trainer.parallel.dp_replicate),
-            compute,
-            DTYPES[stage.model.reduce_dtype],
-            keep_float32=_owners(model, routers) if exact else [],
-            reshard_after_forward=stage.trainer.parallel.reshard_after_forward,
-        )
+        parallel = stage.trainer.parallel
+        exact = setup.plugin.float32_modules(model)
+        if router_dtype(stage.model, stage.type, compute) == torch.float32:
+            exact = list(dict.fromkeys((*exact, *_owners(model, routers))))
+        try:
+            shard(
+                policy,
+                _blocks(model),
+                make_meshes(world, parallel.dp_replicate, parallel.expert_parallel),
+                compute,
+                DTYPES[stage.model.reduce_dtype],
+                keep_float32=exact,
+                reshard_after_forward=parallel.reshard_after_forward,
+            )
+        except ValueError as error:
+            raise ConfigError(f"trainer.parallel.expert_parallel: {error}") from error
     load_weights(model, setup.layout, model_dir, world.device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     log.info(
@@ -121,9 +134,10 @@ def prepare_blocks(model: nn.Module, kernels: Kernels, trainer: TrainerConfig) -
     """Recompute activations and compile, block by block, as configured."""
     if trainer.memory.compile:
         leave_kernels_alone(kernels)
+    kept = kept_operators(kernels)
     for block in _blocks(model):
         if trainer.memory.activation_checkpointing == "full":
-            recompute_in_backward(block)
+            recompute_in_backward(block, kept)
         if trainer.memory.compile:
             block.compile()
 
@@ -139,12 +153,28 @@ def leave_kernels_alone(kernels: Kernels) -> None:
         backend.experts = disable(backend.experts)  # type: ignore[method-assign]
 
 
-def recompute_in_backward(block: nn.Module) -> None:
-    """Keep only the block's inputs; its forward runs again in backward. Names do not change."""
+def kept_operators(kernels: Kernels) -> frozenset[str]:
+    """Custom operators, as `namespace::name`, whose results recomputation keeps: a second top-k
+    might choose others."""
+    chosen = [kernels.attention, *kernels.moe, *([kernels.dsa] if kernels.dsa else [])]
+    return frozenset(name for part in chosen for name in part.capabilities.get("custom_ops", ()))
+
+
+def recompute_in_backward(block: nn.Module, kept: frozenset[str] = frozenset()) -> None:
+    """Keep only the block's inputs and what the `kept` operators gave; its forward runs again in
+    backward. Names do not change."""
     forward = block.forward
+    options: dict[str, Any] = {"use_reentrant": False}
+    if kept:
+
+        def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            is_kept = operator.name() in kept
+            return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
 
     @functools.wraps(forward)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return checkpoint(forward, *args, **options, **kwargs)
 
     block.forward = checkpointed
