@@ -60,7 +60,8 @@ def _run(loaded: LoadedRun, console: Console) -> int:
     run, arguments = loaded.run, loaded.arguments
     assert run is not None
     logging.basicConfig(level="INFO", format="%(message)s", force=True)
-    check_run(run, loaded.registry)
+    for warning in check_run(run, loaded.registry, arguments.dry_run):
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
     _check_sources(run)
     started = time.monotonic()
     attempt = prepare_attempt(run, arguments, loaded.inputs)

@@ -137,11 +137,11 @@ def _with_resume(
 def _input_files(
     line: CommandLine, registry: PluginRegistry, default_recipe: str | None
 ) -> tuple[Path, ...]:
-    if line.recipe is not None:
-        return (find_recipe(line.recipe, registry), *line.files)
-    if line.files:
+    if line.recipe is None and line.files:
         return tuple(line.files)
     models = [r for r in map(registry.choose, line.plugins) if r.kind == "model"]
+    if line.recipe is not None:
+        return (find_recipe(line.recipe, registry, models), *line.files)
     if len(models) > 1:
         names = ", ".join(record.name for record in models)
         raise ConfigError(f"--plugin names {len(models)} models: {names}; which recipe is meant?")

@@ -12,10 +12,13 @@ from prime_rl.errors import ConfigError
 Recipes = Sequence[tuple[PluginRecord, str, Path]]
 
 
-def find_recipe(text: str, registry: PluginRegistry) -> Path:
+def find_recipe(
+    text: str, registry: PluginRegistry, preferred: Sequence[PluginRecord] = ()
+) -> Path:
     """The file that `text` means. Raises ConfigError with near matches.
 
-    A word that ends in `.toml`, has a slash, or names a file here is a path.
+    A word that ends in `.toml`, has a slash, or names a file here is a path. A bare name is looked
+    for in the `preferred` plugins first.
     """
     path = Path(text)
     if text.endswith(".toml") or "/" in text or _is_file(path):
@@ -24,11 +27,13 @@ def find_recipe(text: str, registry: PluginRegistry) -> Path:
         return path
     installed = registry.recipes()
     plugin, separator, name = text.rpartition(":")
-    found = {
-        file
+    candidates = [
+        (record, file)
         for record, recipe, file in installed
         if recipe == name and (not separator or _means(plugin, record))
-    }
+    ]
+    own = {file for record, file in candidates if record in preferred}
+    found = own or {file for _, file in candidates}
     if len(found) == 1:
         return found.pop()
     if found:

@@ -67,5 +67,7 @@ class TorchDSA(DSABackend):
 
         if (v_SKE is None) == (value_size is None):
             raise ValueError("give the values, or how many numbers of a key row are its value")
-        result: Tensor = SparseAttention.apply(q_THD, k_SKD, v_SKE, rows_TN, scale, sink_H, value_size)
+        result: Tensor = SparseAttention.apply(
+            q_THD, k_SKD, v_SKE, rows_TN, scale, sink_H, value_size
+        )
         return result
