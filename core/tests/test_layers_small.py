@@ -103,3 +103,14 @@ def test_pairs_of_no_rows_turn() -> None:
     rotary = Rotary(RotarySettings((1.0, 0.1)))
     none = torch.zeros(0, dtype=torch.int64)
     assert rotate_pairs(torch.zeros(0, 4), rotary.pairs(none, torch.float32)).shape == (0, 4)
+
+
+def test_row_table_in_host_memory_stays_there() -> None:
+    with torch.device("meta"):
+        table = RowTable(5, 2, on_cpu=True)
+    table.to_empty(device="meta")
+    assert table.weight.device.type == "cpu"
+    table.weight.data = torch.arange(10.0).view(5, 2)
+    table.to("meta", torch.bfloat16)
+    assert table.weight.device.type == "cpu" and table.weight.dtype == torch.bfloat16
+    assert table(torch.tensor([3])).tolist() == [[6.0, 7.0]]

@@ -68,7 +68,7 @@ def shard(
     exact = MixedPrecisionPolicy(
         param_dtype=torch.float32, reduce_dtype=torch.float32, output_dtype=torch.float32
     )
-    tables = divide_tables(root, meshes.world) if meshes.world.size() > 1 else set()
+    tables = divide_tables(root, meshes.world)
     if meshes.experts is not None:
         for experts in divide_experts(root, meshes.experts["expert"]):
             _shard_experts(experts, meshes.experts, policy, reshard_after_forward)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from prime_rl.layers.row_table import RowTable
@@ -37,13 +37,17 @@ class RowExchange:
 def divide_tables(module: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
     """Divide the rows of every RowTable over the ranks of a one-dimensional mesh, in place.
 
-    Returns their parameters, which no other sharding may touch.
+    Returns the parameters of all tables, which no other sharding may touch.
     """
-    divided: set[nn.Parameter] = set()
-    for table in module.modules():
-        if isinstance(table, RowTable):
-            table.exchange = RowExchange(mesh.get_group(), table.weight.shape[0])
-            weight = distribute_tensor(table.weight, mesh, [Shard(0)])
-            table.weight = nn.Parameter(weight, requires_grad=table.weight.requires_grad)
-            divided.add(table.weight)
-    return divided
+    host = mesh
+    tables = [part for part in module.modules() if isinstance(part, RowTable)]
+    if any(table.on_cpu for table in tables) and mesh.device_type != "cpu":
+        host = init_device_mesh("cpu", (mesh.size(),), mesh_dim_names=("shard",))
+    for table in tables:
+        if mesh.size() == 1:
+            continue
+        own = host if table.on_cpu else mesh
+        table.exchange = RowExchange(own.get_group(), table.weight.shape[0])
+        weight = distribute_tensor(table.weight, own, [Shard(0)])
+        table.weight = nn.Parameter(weight, requires_grad=table.weight.requires_grad)
+    return {table.weight for table in tables}
