@@ -149,3 +149,45 @@ def test_plain_weight_needs_no_scale_and_saving_writes_none() -> None:
     load_named(module, LAYOUT, [("w.weight", plain)])
     assert module.w.equal(plain)
     assert [name for name, _ in LAYOUT.stream([("w", module.w)])] == ["w.weight"]
+
+
+def test_one_number_for_several_tensors() -> None:
+    """A table in parts with one scale for all: in any order, by boxes, as [] and as [1]."""
+    scale = Scale("table.scale", block=None)
+    layout = WeightLayout.of(
+        fuse(
+            "w",
+            [Leaf(f"table.{part}", scale=scale) for part in range(3)],
+            sizes=(5, 5, 2),
+            alternatives=[Leaf("table", scale=scale)],
+        )
+    )
+    assert layout.runtime_for("table.scale") == ("w",)
+    parts = {f"table.{part}": fp8(rows, 6) for part, rows in enumerate((5, 5, 2))}
+    expected = torch.cat([part.float() for part in parts.values()]) * 0.3
+    for number in (torch.tensor(0.3), torch.tensor([0.3])):
+        named = [*parts.items(), ("table.scale", number)]
+        for order in (named, named[::-1], [named[1], named[3], named[0], named[2]]):
+            module = One(12, 6)
+            load_named(module, layout, order)
+            assert module.w.equal(expected)
+        module = One(12, 6)
+        load_weights(module, layout, RecordingSource(dict(named)))
+        assert module.w.equal(expected)
+    in_one = torch.cat([part.view(torch.uint8) for part in parts.values()])
+    named = [("table", in_one.view(torch.float8_e4m3fn)), ("table.scale", number)]
+    for order in (named, named[::-1]):
+        load_named(module := One(12, 6), layout, order)
+        assert module.w.equal(expected)
+    local = torch.zeros(6, 6)
+    for piece in layout.entries["w"].source.pieces((12, 6), ((3, 9), (0, 6)), local):
+        copy_piece(piece, RecordingSource({**parts, "table.scale": number}))
+    assert local.equal(expected[3:9])
+    with pytest.raises(WeightError, match="did not come"):
+        load_named(One(12, 6), layout, parts.items())
+    with pytest.raises(WeightError, match=r"table.scale has shape \[2\], expected \[1\]"):
+        load_weights(One(12, 6), layout, RecordingSource({**parts, "table.scale": torch.ones(2)}))
+    with pytest.raises(WeightError, match="twice"):
+        WeightLayout.of(
+            rename("a", Leaf("a", scale=Scale("s"))), rename("b", Leaf("b", scale=Scale("s")))
+        )

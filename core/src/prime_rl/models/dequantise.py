@@ -19,8 +19,8 @@ def is_quantised(dtype: torch.dtype) -> bool:
     return dtype in FP8_DTYPES or dtype in FP4_DTYPES
 
 
-def block_of(scale: Scale, dtype: torch.dtype) -> tuple[int, int]:
-    """Rows and columns of one block of a tensor stored in `dtype`."""
+def block_of(scale: Scale, dtype: torch.dtype) -> tuple[int, int] | None:
+    """Rows and columns of one block of a tensor stored in `dtype`; None: it has no blocks."""
     return scale.fp4_block if dtype in FP4_DTYPES else scale.block
 
 

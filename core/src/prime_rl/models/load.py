@@ -100,6 +100,8 @@ class _StreamLoad:
         """Runtime name -> leaf name -> pieces, while the runtime tensor is incomplete."""
         self.waiting: dict[str, Tensor] = {}
         """Quantised tensors and scales whose partner has not come."""
+        self.shared: dict[str, Tensor] = {}
+        """Scales without blocks, kept for all tensors that share them."""
 
     def run(self, named: Iterable[tuple[str, Tensor]]) -> None:
         for name, tensor in named:
@@ -126,7 +128,24 @@ class _StreamLoad:
             raise WeightError(self.layout.describe_unknown(name))
         self.seen.add(name)
         leaf = claims[0].leaf  # the same for all: several claims are slices of one tensor
-        source = self._with_partner(leaf, name, tensor, claims[0].is_scale)
+        if claims[0].is_scale and leaf.scale is not None and leaf.scale.block is None:
+            self._take_shared_scale(name, tensor)
+            return
+        self._place(name, claims, self._with_partner(leaf, name, tensor, claims[0].is_scale))
+
+    def _take_shared_scale(self, name: str, tensor: Tensor) -> None:
+        """Place every tensor that waited for it."""
+        self.shared[name] = tensor.clone()
+        for waiting in list(self.waiting):
+            claims = self.layout.claims[waiting]
+            scale = claims[0].leaf.scale
+            if scale is not None and name in scale.names and scale.block is None:
+                both = {waiting: self.waiting.pop(waiting), name: self.shared[name]}
+                self._place(waiting, claims, TensorTable(both))
+
+    def _place(self, name: str, claims: tuple[Claim, ...], source: TensorTable | None) -> None:
+        """Copy the tensor into its runtime tensors; without `source` only note that it came."""
+        leaf = claims[0].leaf
         for claim in claims:
             left = self._open(claim, name)
             if leaf.name not in left:
@@ -159,6 +178,9 @@ class _StreamLoad:
         """The tensor, with its scale when it needs one; None while the partner is missing."""
         if leaf.scale is None or not (is_scale or dequantise.is_quantised(tensor.dtype)):
             return TensorTable({name: tensor})
+        shared = next((n for n in leaf.scale.names if n in self.shared), None)
+        if shared is not None:
+            return TensorTable({name: tensor, shared: self.shared[shared]})
         self.waiting[name] = tensor.clone()
         both = (
             next((n for n in names if n in self.waiting), None)
@@ -209,6 +231,11 @@ def copy_piece(piece: Piece, source: WeightSource) -> None:
         return
     scale_name = next(n for n in piece.leaf.scale.names if n in source.names())
     block = dequantise.block_of(piece.leaf.scale, dtype)
+    if block is None:
+        piece.view.copy_(source.read(name, piece.region))
+        scale = source.read(scale_name, whole(source.info(scale_name).shape))
+        piece.view.mul_(scale.float().reshape(()).to(piece.view.device))
+        return
     stored = source.read(name, dequantise.stored_region(piece.region, dtype))
     scales = source.read(scale_name, dequantise.scale_region(piece.region, block))
     piece.view.copy_(dequantise.dequantise(stored, scales, piece.region, block))
@@ -239,8 +266,9 @@ def _check_piece(piece: Piece, source: WeightSource, runtime: str) -> None:
             f"{piece.leaf.scale.name} is missing from the checkpoint: {name} is stored in {dtype} "
             "and needs its scales"
         )
-    expected = dequantise.scale_shape(piece.shape, dequantise.block_of(piece.leaf.scale, dtype))
-    if source.info(scale).shape != expected:
+    block = dequantise.block_of(piece.leaf.scale, dtype)
+    expected = (1,) if block is None else dequantise.scale_shape(piece.shape, block)
+    if source.info(scale).shape != expected and (block or source.info(scale).shape):
         raise _mis_shaped(scale, source.info(scale).shape, expected, runtime)
 
 

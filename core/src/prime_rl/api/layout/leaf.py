@@ -26,16 +26,16 @@ def extents(region: Region) -> Shape:
 
 @dataclass(frozen=True)
 class Scale:
-    """Block scales that stand beside a quantised tensor.
+    """Scales that stand beside a quantised tensor.
 
     The scale tensor has one entry per block, rounded up at the edges: row r uses scale row
-    r // block[0].
+    r // block[0]. Without blocks it is one number, which several tensors may share.
     """
 
     name: str
     aliases: tuple[str, ...] = ()
-    block: tuple[int, int] = (128, 128)
-    """Rows and columns of one FP8 block."""
+    block: tuple[int, int] | None = (128, 128)
+    """Rows and columns of one FP8 block; None: one number for all of the tensor."""
     fp4_block: tuple[int, int] = (1, 32)
     """Rows and columns of one FP4 block, in unpacked columns."""
 

@@ -239,6 +239,8 @@ def _claims(entries: Iterable[Entry]) -> dict[str, tuple[Claim, ...]]:
                 scales = leaf.scale.names if leaf.scale is not None else ()
                 for name in (*leaf.names, *scales):
                     before = claims.get(name, ())
+                    if name in scales and before and _is_shared_scale(leaf, before[-1]):
+                        continue
                     is_shared = is_slice and name in sliced
                     if before and (not is_shared or before[-1].entry is entry):
                         raise WeightError(
@@ -249,6 +251,13 @@ def _claims(entries: Iterable[Entry]) -> dict[str, tuple[Claim, ...]]:
                         sliced.add(name)
                     claims[name] = (*before, Claim(entry, index, leaf, name in scales))
     return claims
+
+
+def _is_shared_scale(leaf: Leaf, before: Claim) -> bool:
+    """Both tensors have the same one number as their scale."""
+    assert leaf.scale is not None
+    other = before.leaf.scale
+    return before.is_scale and other is not None and leaf.scale.block is other.block is None
 
 
 def _leaves(form: Expression, is_slice: bool) -> Iterator[tuple[Leaf, bool]]:
