@@ -66,6 +66,13 @@ def _leaf(name: str, dtype: str | None = None, *, quantised: bool = False) -> Le
     return Leaf(names[0], tuple(names[1:]), dtype, scale)
 
 
+def _table_leaf(stem: str, part: str) -> Leaf:
+    """A part of an n-gram table. In FP8 releases one number scales all parts."""
+    names = [f"{prefix}{stem}.{part}" for prefix in _PREFIXES]
+    scales = [f"{prefix}{stem}.weight_scale" for prefix in _PREFIXES]
+    return Leaf(names[0], tuple(names[1:]), scale=Scale(scales[0], tuple(scales[1:]), block=None))
+
+
 def _fused(
     runtime: str, names: Sequence[str], sizes: Sequence[int], layers: Iterable[int]
 ) -> list[Entry]:
@@ -187,14 +194,14 @@ def _experts(architecture: Qwen38Architecture) -> Iterable[list[Entry]]:
 def _table(architecture: Qwen38Architecture, ordinal: int) -> Iterable[list[Entry]]:
     table = architecture.tables[ordinal]
     ours, stored = f"ngrams.{ordinal}.", f"layers.{table.layer}.ple.ple_embedding."
-    shard = stored + "ngram_embedding.shard_{part}.weight"
-    parts = [_leaf(shard.replace("{part}", str(part))) for part in range(len(table.part_sizes))]
+    stem = stored + "ngram_embedding"
+    parts = range(len(table.part_sizes))
     return (
         fuse(
             ours + "table.weight",
-            parts,
+            [_table_leaf(stem, f"shard_{part}.weight") for part in parts],
             sizes=table.part_sizes,
-            alternatives=[_leaf(stored + "ngram_embedding.weight")],
+            alternatives=[_table_leaf(stem, "weight")],
         ),
         rename(ours + "multipliers", _leaf(stored + "layer_multipliers")),
         rename(ours + "sizes", _leaf(stored + "ngram_heads_vocab_sizes")),
