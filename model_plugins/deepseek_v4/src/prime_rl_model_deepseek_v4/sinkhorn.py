@@ -15,30 +15,31 @@ class Sinkhorn(torch.autograd.Function):
     """Columns, then (rows, columns) again and again: `iterations` times columns in all.
 
     One step is y = x / s with s = sum(x) + eps along a dimension, and its gradient
-    dx = (dy - sum(dy * y)) / s. Backward repeats the steps instead of keeping them.
+    dx = (dy - sum(dy * y)) / s. Backward repeats the steps instead of keeping them. Tokens stand
+    last inside, so that sums over four numbers run along whole rows of tokens.
     """
 
     @staticmethod
     def forward(ctx: Any, matrices_TNN: Tensor, iterations: int, eps: float) -> Tensor:
         ctx.save_for_backward(matrices_TNN)
         ctx.iterations, ctx.eps = iterations, eps
-        x = matrices_TNN
+        x_NNT = _tokens_last(matrices_TNN)
         for dim in _dims(iterations):
-            x = x / x.sum(dim, keepdim=True).add_(eps)
-        return x
+            x_NNT = x_NNT / x_NNT.sum(dim, keepdim=True).add_(eps)
+        return x_NNT.permute(2, 0, 1)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        steps = []
+        (matrices_TNN,) = ctx.saved_tensors
+        x_NNT, steps = _tokens_last(matrices_TNN), []
         for dim in _dims(ctx.iterations):
-            total = x.sum(dim, keepdim=True).add_(ctx.eps)
-            x = x / total
-            steps.append((dim, total, x))
-        (g,) = upstream
-        for dim, total, y in reversed(steps):
-            g = (g - (g * y).sum(dim, keepdim=True)) / total
-        return g, None, None
+            total = x_NNT.sum(dim, keepdim=True).add_(ctx.eps)
+            x_NNT = x_NNT / total
+            steps.append((dim, total, x_NNT))
+        g_NNT = _tokens_last(upstream[0])
+        for dim, total, y_NNT in reversed(steps):
+            g_NNT = (g_NNT - (g_NNT * y_NNT).sum(dim, keepdim=True)) / total
+        return g_NNT.permute(2, 0, 1), None, None
 
 
 def sinkhorn(matrices_TNN: Tensor, iterations: int, eps: float) -> Tensor:
@@ -47,6 +48,10 @@ def sinkhorn(matrices_TNN: Tensor, iterations: int, eps: float) -> Tensor:
     return result
 
 
+def _tokens_last(x_TNN: Tensor) -> Tensor:
+    return x_TNN.permute(1, 2, 0).contiguous()
+
+
 def _dims(iterations: int) -> list[int]:
-    """-2 sums over rows and so normalises columns."""
-    return [-2, *[-1, -2] * (iterations - 1)]
+    """0 sums over rows and so normalises columns."""
+    return [0, *[1, 0] * (iterations - 1)]
