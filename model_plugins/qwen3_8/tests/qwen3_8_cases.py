@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from prime_rl_model_qwen3_8 import Qwen38
 from transformers import AutoModelForCausalLM, Qwen4ExpTextConfig
 
 from prime_rl.api import Kernels, PackedBatch
@@ -16,6 +17,7 @@ from prime_rl.models.head import head_weight
 from prime_rl.models.load import load_weights
 from prime_rl.models.setup import ModelSetup, build, prepare
 from prime_rl.plugins import scan
+from prime_rl.testing.layout import saved
 
 LINEAR, FULL = "linear_attention", "full_attention"
 SIZES: dict[str, Any] = {
@@ -124,6 +126,24 @@ def ours(
     module = build(setup, dtype=dtype)
     load_weights(module, setup.layout, directory)
     return setup, module
+
+
+def random_module(
+    variant: str = "released", **changes: Any
+) -> tuple[dict[str, Any], Any, torch.nn.Module, dict[str, torch.Tensor]]:
+    """Config, architecture, module with random weights, the same weights by released name."""
+    config = {"model_type": "qwen4_exp_text", **SIZES, **VARIANTS[variant], **changes}
+    plugin = Qwen38(Qwen38.Config(type="qwen3_8"))
+    architecture = plugin.architecture(config)
+    module = plugin.build(architecture, kernels(architecture.num_layers))
+    generator = torch.Generator().manual_seed(5)
+    plugin.initialise(module, generator)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            spread = 0.3 if parameter.dim() == 1 or name.endswith("conv") else 0.15
+            noise = torch.empty(parameter.shape).normal_(0.0, spread, generator=generator)
+            parameter.copy_(1 + noise if name.endswith("delta.norm") else noise)
+    return config, architecture, module, saved(module, plugin.layout(architecture))
 
 
 def kernels(layers: int) -> Kernels:
