@@ -6,26 +6,24 @@ heads, K key heads, G = N / K query heads per key head, D head size, B = S * K.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from prime_rl.api.model import Decoder, DecodeRequest
-from prime_rl.layers.recorded import record_operations
 from prime_rl_model_qwen3.architecture import Qwen3Architecture
-from prime_rl_model_qwen3.decode_layer import AttentionWeights, LayerMath, MLPWeights
+from prime_rl_model_qwen3.decode_layer import LayerMath
 from prime_rl_model_qwen3.decode_plan import (
     Fresh,
     Singles,
     Step,
-    Views,
     extensions,
     fresh_sequences,
     plain_numbers,
 )
+from prime_rl_model_qwen3.decode_step import PlainStep, StepLayer, StepModel
 from prime_rl_model_qwen3.model import Block, Qwen3Module
 
 COPIED_BYTES = 256 * 1024**2
@@ -33,15 +31,15 @@ COPIED_BYTES = 256 * 1024**2
 
 
 READ_BLOCK = 32
-"""Recorded steps read whole blocks of positions, so that their views serve for as many steps."""
+"""Plain steps read whole blocks of positions, so that their buffers serve for as many steps."""
 
 
 class Qwen3Decoder(Decoder):
     """Keeps every sequence's keys and values in a slot of one static cache.
 
-    A step in which every request appends one token is a fixed handful of batched operations per
-    layer, recorded on a CPU; other steps compute whole new sequences together and the rest one by
-    one.
+    Steps of one token for each of the first slots run in fixed buffers where the model is small,
+    in float32 and on a CPU. In all others single tokens are a handful of batched operations per
+    layer, whole new sequences are computed together and the rest one by one.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class Qwen3Decoder(Decoder):
         self.max_slots, self.max_length = max_slots, max_length
         weight_bytes = sum(p.numel() * p.element_size() for p in module.layers.parameters())
         is_cpu = weight.device.type == "cpu"
-        self.records = is_cpu and not architecture.attention_bias
         layers = len(module.layers)
         shape = (layers, 2, max_slots, self.key_heads, max_length, self.head_dim)
         self.cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -70,14 +67,9 @@ class Qwen3Decoder(Decoder):
         self.no_mask = torch.zeros((1, 1, 1), dtype=self.dtype, device=self.device)
         copies = is_cpu and weight_bytes <= COPIED_BYTES
         self.math = LayerMath(architecture, self.device, self.dtype, copies)
-        self.attention_step: Callable[..., tuple[Tensor, ...]] | None = None
-        self.model_step: Callable[..., Tensor] | None = None
-        self.views: Views | None = None
-        visible = torch.zeros((1, 1, 2 * max_length), dtype=self.dtype, device=self.device)
-        visible[..., max_length:] = -torch.inf
-        self.visible_then_not = visible
-        self.layers: list[_Layer] = []
-        self.constants: tuple[Tensor, ...] = ()
+        self.step: PlainStep | None = None
+        self.step_model: StepModel | None = None
+        self.layers: list[StepLayer] = []
         self.final_norm: Tensor = weight
 
     def forget(self) -> None:
@@ -97,8 +89,8 @@ class Qwen3Decoder(Decoder):
     def _forward(self, requests: Sequence[DecodeRequest]) -> Tensor:
         if not self.layers:
             self._read_weights()
-        if self.constants and (numbers := plain_numbers(requests)) is not None:
-            return self._run_whole(*numbers)
+        if self.step_model is not None and (numbers := plain_numbers(requests)) is not None:
+            return self._run_plain(self.step_model, *numbers)
         step = self._prepare(requests)
         x_TH = F.embedding(step.tokens_T, self.module.embed_tokens.weight)
         for number in range(len(self.layers)):
@@ -109,71 +101,38 @@ class Qwen3Decoder(Decoder):
 
     def _read_weights(self) -> None:
         self.layers = [
-            _Layer(
-                block,
-                self.math.attention_weights(block),
-                self.math.mlp_weights(block),
+            StepLayer(
+                block, self.math.attention_weights(block), self.math.mlp_weights(block), cache
             )
-            for block in self.module.layers
+            for block, cache in zip(self.module.layers, self.cache, strict=True)
             if isinstance(block, Block)
         ]
         self.final_norm = self.math.norm.prepare(self.module.norm.weight)
-        self.constants = ()
-        weights = [
-            (places, *layer.attention, *layer.mlp)
-            for places, layer in zip(self.places, self.layers, strict=True)
-            if layer.mlp is not None
-        ]
-        if self.records and len(weights) == len(self.layers):
-            self.constants = tuple(tensor for of_layer in weights for tensor in of_layer)
+        self.step = self.step_model = None
+        if self.math.folds:
+            embedding = self.module.embed_tokens.weight
+            self.step_model = StepModel(
+                self.math, self.layers, embedding, self.final_norm, self.rotation_L21D
+            )
 
-    def _run_whole(self, tokens: list[int], starts: list[int]) -> Tensor:
-        """One new token in each of the first slots, all layers in one recorded call."""
-        used, last, first = len(starts), max(starts), min(starts)
-        if used > self.max_slots or first < 0 or last >= self.max_length:
+    def _run_plain(self, model: StepModel, tokens: list[int], starts: list[int]) -> Tensor:
+        """One new token in each of the first slots."""
+        used, last = len(starts), max(starts)
+        if used > self.max_slots or min(starts) < 0 or last >= self.max_length:
             raise ValueError(
                 f"{used} requests at positions {starts}: the cache has {self.max_slots} slots of "
                 f"{self.max_length} positions"
             )
         length = min((last // READ_BLOCK + 1) * READ_BLOCK, self.max_length)
-        views = self.views
-        if views is None or views.slots != used or views.length != length:
-            views = self.views = self._views(used, length)
-        views.tokens[:] = tokens
-        views.positions[:] = starts
-        if first == last:
-            mask_BGL = self.visible_then_not.narrow(2, self.max_length - 1 - last, length)
-        else:
-            mask_BGL = self._mask(starts, length)
-        embedding = self.module.embed_tokens.weight
-        known = (views.numbers_3R, mask_BGL, self.rotation_L21D, embedding, self.final_norm)
-        tensors = (*known, *views.read, *self.constants)
-        if self.model_step is None:
-            self.model_step = record_operations(self.math.dense_model_step, tensors)
-        return self.model_step(*tensors)
-
-    def _views(self, slots: int, length: int) -> Views:
-        numbers_3R = torch.tensor([[0] * slots, range(slots), [0] * slots])
-        tokens, _, positions = numbers_3R.numpy()
-        read = self.flat_cache[:, : slots * self.key_heads, :length].unbind(0)
-        return Views(slots, length, numbers_3R, tokens, positions, read)
+        if self.step is None or self.step.rows != used or self.step.length != length:
+            self.step = PlainStep(model, used, length)
+        return self.step(tokens, starts)
 
     def _run_layer(self, number: int, x_TH: Tensor, step: Step) -> Tensor:
         """One layer for any mixture of requests."""
         layer, math = self.layers[number], self.math
         attention = layer.block.attention
         rotation = (step.cos_T1D, step.sin_T1D)
-        singles = step.singles
-        if self.records and singles is not None and singles.is_plain:
-            assert singles.read is not None
-            numbers = (step.slots_T, step.positions_T, singles.mask_BGL, self.places[number])
-            kv_BLD = singles.read[2 * number : 2 * number + 2]
-            tensors = (x_TH, *rotation, *numbers, *kv_BLD, *layer.attention)
-            if self.attention_step is None:
-                example = (x_TH.clone(), *tensors[1:])  # recording runs the step, which changes x
-                self.attention_step = record_operations(math.attention_step, example)
-            x_TH, normal_TH = self.attention_step(*tensors)
-            return x_TH + layer.block.feed_forward(normal_TH)
         fused = math.project(x_TH, *rotation, layer.attention, attention.qkv.bias)
         math.store(fused, self.places[number], step.slots_T, step.positions_T)
         mixed_TF = self._attend(number, fused, step)
@@ -311,11 +270,3 @@ class Qwen3Decoder(Decoder):
             enable_gqa=self.heads != self.key_heads,
         )
         return mixed[0].transpose(0, 1)
-
-
-class _Layer(NamedTuple):
-    """A block, its weights laid out for decoding; `mlp` is None for experts."""
-
-    block: Block
-    attention: AttentionWeights
-    mlp: MLPWeights | None

@@ -22,14 +22,16 @@ from prime_rl_model_qwen3.model import Block
 class AttentionWeights(NamedTuple):
     """A block's weights up to its MLP, laid out for LayerMath. Made anew when weights change."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None
+    """None: part of qkv."""
     qkv: Tensor
     """[H, (N + 2K) * D]"""
     head_norm: Tensor
     """[M, D]"""
     out: Tensor
     """[N * D, H]"""
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
+    """None: part of the MLP's first matrix."""
 
 
 class MLPWeights(NamedTuple):
@@ -42,10 +44,11 @@ class MLPWeights(NamedTuple):
 
 
 class LayerMath:
-    """What every layer computes. Weights are arguments: one recording serves all layers.
+    """What every layer computes with its weights, which are arguments.
 
     `copies` transposes the matrices in memory: with few rows, a CPU multiplies by them up to three
-    times faster than by transposed views. Without experts, the copies take the norms' weights in.
+    times faster than by transposed views. In float32 the copies take the weights of the norms
+    before them in.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class LayerMath:
         copies: bool,
     ) -> None:
         self.copies = copies
-        self.folds = copies and dtype == torch.float32 and architecture.experts is None
+        self.folds = copies and dtype == torch.float32
         self.heads, self.key_heads = architecture.num_heads, architecture.num_key_value_heads
         self.head_dim = architecture.head_dim
         self.scale = self.head_dim**-0.5
@@ -70,12 +73,13 @@ class LayerMath:
         query_ND = attention.q_norm.weight.expand(self.heads, -1)
         key_KD = attention.k_norm.weight.expand(self.key_heads, -1)
         input_norm = self.norm.prepare(block.input_norm.weight)
+        folds_mlp = self.folds and isinstance(block.mlp, GatedMLP)
         return AttentionWeights(
-            input_norm,
+            None if self.folds else input_norm,
             self._matrix(attention.qkv, input_norm),
             self.head_norm.prepare(torch.cat((query_ND, key_KD))),
             self._matrix(attention.out),
-            self.norm.prepare(block.mlp_norm.weight),
+            None if folds_mlp else self.norm.prepare(block.mlp_norm.weight),
         )
 
     def mlp_weights(self, block: Block) -> MLPWeights | None:
@@ -92,9 +96,9 @@ class LayerMath:
             return norm[:, None] * view
         return view.contiguous() if self.copies else view
 
-    def _normal(self, x_TH: Tensor, weight: Tensor) -> Tensor:
-        """x normalised; what is folded into the next matrix is left out."""
-        return self.norm.without_weight(x_TH) if self.folds else self.norm(x_TH, weight)
+    def _normal(self, x_TH: Tensor, weight: Tensor | None) -> Tensor:
+        """x normalised, with the weight unless the next matrix has it."""
+        return self.norm.without_weight(x_TH) if weight is None else self.norm(x_TH, weight)
 
     def project(
         self,
@@ -143,58 +147,6 @@ class LayerMath:
         """x plus the dense MLP's result. Changes x."""
         gate_TI, up_TI = torch.mm(normal_TH, weights.gate_up).chunk(2, dim=-1)
         return x_TH.addmm_(F.silu(gate_TI).mul_(up_TI), weights.down)
-
-    def attention_step(
-        self,
-        x_RH: Tensor,
-        cos_R1D: Tensor,
-        sin_R1D: Tensor,
-        slots_R: Tensor,
-        positions_R: Tensor,
-        mask_BGL: Tensor,
-        places: Tensor,
-        keys_BLD: Tensor,
-        values_BLD: Tensor,
-        *weights: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """The layer up to its MLP, for one new token in each of the first slots; no biases."""
-        named = AttentionWeights(*weights)
-        fused = self.project(x_RH, cos_R1D, sin_R1D, named)
-        self.store(fused, places, slots_R, positions_R)
-        queries = fused.narrow(1, 0, self.heads)
-        mixed_RF = self.attend(queries, mask_BGL, keys_BLD, values_BLD)
-        return self.add_attention(x_RH, mixed_RF, named)
-
-    def dense_model_step(
-        self,
-        numbers_3R: Tensor,
-        mask_BGL: Tensor,
-        rotation_L21D: Tensor,
-        embedding: Tensor,
-        final_norm: Tensor,
-        *tensors: Tensor,
-    ) -> Tensor:
-        """The whole of a model without experts, [R, H]: one new token in each of the first slots.
-
-        `numbers` are tokens, slots and positions; `tensors` are keys and values of each layer in
-        turn, then for each layer its places and its weights, attention's and MLP's.
-        """
-        tokens_R, slots_R, positions_R = numbers_3R.unbind(0)
-        cos_R1D, sin_R1D = rotation_L21D[positions_R].unbind(1)
-        x_RH = F.embedding(tokens_R, embedding)
-        shared = (cos_R1D, sin_R1D, slots_R, positions_R, mask_BGL)
-        in_attention, in_layer = len(AttentionWeights._fields), len(MLPWeights._fields) + 1
-        in_layer += in_attention
-        layers = len(tensors) // (in_layer + 2)
-        for layer in range(layers):
-            keys_BLD, values_BLD = tensors[2 * layer : 2 * layer + 2]
-            first = 2 * layers + layer * in_layer
-            places, *weights = tensors[first : first + in_layer]
-            x_RH, normal_RH = self.attention_step(
-                x_RH, *shared, places, keys_BLD, values_BLD, *weights[:in_attention]
-            )
-            x_RH = self.add_mlp(x_RH, normal_RH, MLPWeights(*weights[in_attention:]))
-        return self.norm(x_RH, final_norm)
 
 
 class DecodeNorm:

@@ -9,26 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy
 import torch
 from torch import Tensor
 
 from prime_rl.api.model import DecodeRequest
-
-
-class Views(NamedTuple):
-    """What steps share while the sequences stay the same and grow within a block."""
-
-    slots: int
-    length: int
-    numbers_3R: Tensor
-    """Tokens, slots and positions."""
-    tokens: numpy.ndarray
-    """[R] its first row."""
-    positions: numpy.ndarray
-    """[R] its last row."""
-    read: tuple[Tensor, ...]
-    """Keys and values of each layer in turn, [B, L, D]."""
 
 
 class Singles(NamedTuple):
@@ -47,11 +31,6 @@ class Singles(NamedTuple):
     apart, and each layer copies them out."""
     mask_BGL: Tensor
     """0 or -inf to add to the scores."""
-
-    @property
-    def is_plain(self) -> bool:
-        """All requests are such, one in each of the first slots, in order."""
-        return self.rows is None and self.places_R is None
 
 
 class Fresh(NamedTuple):
