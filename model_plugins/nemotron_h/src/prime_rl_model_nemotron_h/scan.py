@@ -78,11 +78,13 @@ def _differences(values_CLN: Tensor) -> Tensor:
     return values_CNL[..., :, None] - values_CNL[..., None, :]
 
 
+@torch.compiler.disable
 def states_before(added: Tensor, factor: Tensor) -> Tensor:
     """The state at the start of every chunk: 0, then state[c + 1] = factor[c] * state[c] + added[c].
 
     Chunks stand along the first dimension. They are taken in blocks, all blocks at once, then the
-    blocks one after the other: 2 * sqrt(C) steps.
+    blocks one after the other: 2 * sqrt(C) steps. Compiled blocks call this as it is, since a graph
+    that held the steps would be rebuilt for every number of chunks.
     """
     count = added.shape[0]
     size = math.isqrt(count - 1) + 1
