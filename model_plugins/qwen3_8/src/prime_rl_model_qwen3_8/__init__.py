@@ -40,7 +40,8 @@ class Qwen38(Model):
         from prime_rl_model_qwen3_8.model import Qwen38Module
 
         assert isinstance(self.config, Qwen38Config)
-        return Qwen38Module(architecture, kernels, self.config.table_trainable)
+        options = self.config
+        return Qwen38Module(architecture, kernels, options.table_trainable, options.table_on_cpu)
 
     def initialise(self, module: nn.Module, generator: torch.Generator) -> None:
         from prime_rl_model_qwen3_8.initialise import initialise

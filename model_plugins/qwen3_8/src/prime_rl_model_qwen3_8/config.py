@@ -13,3 +13,5 @@ class Qwen38Config(PluginConfig):
     type: Literal["qwen3_8"] = "qwen3_8"
     table_trainable: bool = True
     """Train the n-gram table. False: it keeps its values and needs no optimizer state."""
+    table_on_cpu: bool = False
+    """Keep the n-gram table in host memory; only the rows that are looked up travel."""

@@ -1,6 +1,6 @@
 """The Qwen3.8 forward pass over packed documents.
 
-T tokens, H hidden size, W = streams * H, k experts per token, E numbers from an n-gram table.
+T tokens, H hidden size, W = streams * H, k experts per token, G n-gram heads of D numbers.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Block(nn.Module):
         shared: Shared,
         batch: PackedBatch,
         routes_Tk: Tensor | None,
-        found_TE: Tensor | None,
+        found_TGD: Tensor | None,
     ) -> Tensor:
         """The streams after this layer."""
         if self.ngram is not None:
-            assert found_TE is not None
-            x_TW = x_TW + self.ngram(x_TW, found_TE, batch.positions)
+            assert found_TGD is not None
+            x_TW = x_TW + self.ngram(x_TW, found_TGD, batch.positions)
         read_TH, weights_TS = self.mixer_streams(x_TW)
         x_TW = write(x_TW, self.mix(read_TH, shared, batch), weights_TS)
         read_TH, weights_TS = self.mlp_streams(x_TW)
@@ -111,7 +111,11 @@ class Qwen38Module(nn.Module):
     """
 
     def __init__(
-        self, architecture: Qwen38Architecture, kernels: Kernels, table_trainable: bool
+        self,
+        architecture: Qwen38Architecture,
+        kernels: Kernels,
+        table_trainable: bool = True,
+        table_on_cpu: bool = False,
     ) -> None:
         super().__init__()
         vocabulary, hidden = architecture.vocab_size, architecture.hidden_size
@@ -119,7 +123,7 @@ class Qwen38Module(nn.Module):
         self.architecture = architecture
         self.embed_tokens = nn.Embedding(vocabulary, hidden)
         self.ngrams = nn.ModuleList(
-            NgramLookup(table, table_trainable) for table in architecture.tables
+            NgramLookup(table, table_trainable, table_on_cpu) for table in architecture.tables
         )
         sparse = architecture.sparse
         self.rotary = None if sparse is None else Rotary(sparse.rotary)

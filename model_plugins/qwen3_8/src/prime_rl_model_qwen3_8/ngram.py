@@ -1,6 +1,6 @@
 """N-gram embeddings: the look-up in a large table, and its injection into the residual streams.
 
-T tokens, G heads, E numbers a token receives, S streams, H hidden size, W = S * H.
+T tokens, G heads of D numbers, E = G * D, S streams, H hidden size, W = S * H.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class NgramLookup(nn.Module):
     and a checkpoint that says otherwise is refused at the first use.
     """
 
-    def __init__(self, table: NgramTable, trainable: bool) -> None:
+    def __init__(self, table: NgramTable, trainable: bool, on_cpu: bool) -> None:
         super().__init__()
         self.settings = table
-        self.table = RowTable(table.rows, table.width // len(table.sizes), trainable)
+        self.table = RowTable(table.rows, table.width // len(table.sizes), trainable, on_cpu)
         for name, values in self._constants().items():
             self.register_buffer(name, torch.empty(len(values), dtype=torch.int64))
         self.is_checked = False
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """[T, E]"""
+        """[T, G, D] in the table's dtype. Other ranks may still be answering: use it late."""
         if not self.is_checked:
             self._check()
         rows_TG = self.rows(batch.input_ids, batch.positions)
-        found: Tensor = self.table(rows_TG)
-        return found.flatten(1)
+        found_TGD: Tensor = self.table(rows_TG)
+        return found_TGD
 
     def rows(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
         """int64 [T, G]"""
@@ -90,9 +90,9 @@ class NgramInjection(nn.Module):
         self.conv_norm = StreamNorm(hidden, streams, eps)
         self.conv = nn.Parameter(torch.empty(width, kernel))
 
-    def forward(self, x_TW: Tensor, found_TE: Tensor, positions_T: Tensor) -> Tensor:
+    def forward(self, x_TW: Tensor, found_TGD: Tensor, positions_T: Tensor) -> Tensor:
         """What is added to the streams, [T, W]."""
-        key_value = self.key_value(found_TE)
+        key_value = self.key_value(found_TGD.flatten(1).to(x_TW.dtype))
         key_TW, value_TH = key_value.split((key_value.shape[1] - self.hidden, self.hidden), dim=1)
         keys_TSH, queries_TSH = self.key_norm(key_TW), self.query_norm(x_TW)
         fit_TS = (keys_TSH.float() * queries_TSH.float()).sum(-1) * self.hidden**-0.5
