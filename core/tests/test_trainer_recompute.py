@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from prime_rl.api import Kernels
 from prime_rl.layers import dsa_torch_select
 from prime_rl.layers.attention_torch import TorchAttention, TorchAttentionConfig
 from prime_rl.layers.dsa_torch import TorchDSA, TorchDSAConfig
-from prime_rl.trainer.setup import kept_operators, recompute_in_backward
+from prime_rl.parallel.shard import make_meshes, shard
+from prime_rl.parallel.world import World
+from prime_rl.trainer.recompute import kept_operators, recompute_in_backward
 
 
 class SparseBlock(nn.Module):
@@ -50,3 +53,55 @@ def test_kept_operators_run_once(
     for parameter, gradient in zip(block.parameters(), plain, strict=True):
         assert parameter.grad is not None and gradient is not None
         assert parameter.grad.equal(gradient)
+
+
+class Island(nn.Module):
+    """Computes in float32 whatever comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return x_TD.float() * self.scale
+
+
+class BlockWithIslands(nn.Module):
+    """Modules inside that gather their parameters themselves, two of them behind the selection: in
+    backward their hooks run before the block does again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.islands = nn.ModuleList(Island() for _ in range(3))
+        self.sparse = SparseBlock()
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        first, second, third = self.islands
+        mixed = self.sparse(first(x_TD).to(x_TD.dtype)).to(x_TD.dtype)
+        return (mixed * second(mixed) * third(x_TD)).to(x_TD.dtype)
+
+
+def sharded_gradients(recompute: bool) -> list[Tensor]:
+    torch.manual_seed(0)
+    root = nn.Sequential(nn.Linear(8, 8), BlockWithIslands(), BlockWithIslands())
+    blocks = list(root)[1:]
+    kernels = Kernels(TorchAttention(TorchAttentionConfig()), [], blocks[0].sparse.backend)
+    for block in blocks if recompute else ():
+        recompute_in_backward(block, kept_operators(kernels))
+    islands = [module for module in root.modules() if isinstance(module, Island)]
+    meshes = make_meshes(World(0, 1, torch.device("cpu"), None), 1, 1)
+    shard(root, blocks, meshes, torch.bfloat16, torch.float32, keep_float32=islands)
+    for _ in range(2):  # shards are laid out in the first forward
+        root.zero_grad()
+        root(torch.randn(9, 8, generator=torch.Generator().manual_seed(1))).sum().backward()
+    return [parameter.grad.full_tensor() for parameter in root.parameters()]
+
+
+def test_sharded_modules_inside_a_recomputed_block() -> None:
+    try:
+        plain, recomputed = sharded_gradients(False), sharded_gradients(True)
+    finally:
+        dist.destroy_process_group()
+    assert len(plain) == 2 + 2 * 5 and all(gradient.any() for gradient in plain[4:])
+    for first, second in zip(plain, recomputed, strict=True):
+        assert first.equal(second)

@@ -22,9 +22,9 @@ from prime_rl.trainer.annotate import Annotator
 from prime_rl.trainer.batch import build_row
 from prime_rl.trainer.optim import build_optimizer
 from prime_rl.trainer.policy import Policy
+from prime_rl.trainer.recompute import recompute_in_backward
 from prime_rl.trainer.routing_load import RoutingLoad
 from prime_rl.trainer.schedule import Schedule
-from prime_rl.trainer.setup import recompute_in_backward
 from prime_rl.trainer.speed import peak_flops, speed_metrics
 from prime_rl.trainer.step import StepBatch, Stepper
 from prime_rl.trainer.streams import Streams, Totals

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
 from prime_rl.api import Kernels
 from prime_rl.configs.model import ModelConfig
@@ -24,6 +17,7 @@ from prime_rl.models.load import load_weights
 from prime_rl.models.setup import ModelSetup, build
 from prime_rl.parallel.world import World
 from prime_rl.trainer.policy import Policy
+from prime_rl.trainer.recompute import kept_operators, recompute_in_backward
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +131,7 @@ def prepare_blocks(model: nn.Module, kernels: Kernels, trainer: TrainerConfig) -
     kept = kept_operators(kernels)
     for block in _blocks(model):
         if trainer.memory.activation_checkpointing == "full":
-            recompute_in_backward(block, kept)
+            recompute_in_backward(block, kept, trainer.memory.compile)
         if trainer.memory.compile:
             block.compile()
 
@@ -151,30 +145,3 @@ def leave_kernels_alone(kernels: Kernels) -> None:
     kernels.attention.attend = disable(kernels.attention.attend)  # type: ignore[method-assign]
     for backend in set(kernels.moe):
         backend.experts = disable(backend.experts)  # type: ignore[method-assign]
-
-
-def kept_operators(kernels: Kernels) -> frozenset[str]:
-    """Custom operators, as `namespace::name`, whose results recomputation keeps: a second top-k
-    might choose others."""
-    chosen = [kernels.attention, *kernels.moe, *([kernels.dsa] if kernels.dsa else [])]
-    return frozenset(name for part in chosen for name in part.capabilities.get("custom_ops", ()))
-
-
-def recompute_in_backward(block: nn.Module, kept: frozenset[str] = frozenset()) -> None:
-    """Keep only the block's inputs and what the `kept` operators gave; its forward runs again in
-    backward. Names do not change."""
-    forward = block.forward
-    options: dict[str, Any] = {"use_reentrant": False}
-    if kept:
-
-        def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            is_kept = operator.name() in kept
-            return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
-
-    @functools.wraps(forward)
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, **options, **kwargs)
-
-    block.forward = checkpointed
