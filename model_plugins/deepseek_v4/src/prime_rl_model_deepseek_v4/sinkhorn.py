@@ -26,7 +26,7 @@ class Sinkhorn(torch.autograd.Function):
         x_NNT = _tokens_last(matrices_TNN)
         for dim in _dims(iterations):
             x_NNT = x_NNT / x_NNT.sum(dim, keepdim=True).add_(eps)
-        return x_NNT.permute(2, 0, 1)
+        return x_NNT.permute(2, 0, 1).contiguous()  # a sharded module may not return a view
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
