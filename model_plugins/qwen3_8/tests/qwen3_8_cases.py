@@ -128,22 +128,26 @@ def ours(
     return setup, module
 
 
+def plugin(**options: Any) -> Qwen38:
+    """The plugin with these options."""
+    return Qwen38(Qwen38.Config(type="qwen3_8", **options))
+
+
 def random_module(
     variant: str = "released", **changes: Any
 ) -> tuple[dict[str, Any], Any, torch.nn.Module, dict[str, torch.Tensor]]:
     """Config, architecture, module with random weights, the same weights by released name."""
     config = {"model_type": "qwen4_exp_text", **SIZES, **VARIANTS[variant], **changes}
-    plugin = Qwen38(Qwen38.Config(type="qwen3_8"))
-    architecture = plugin.architecture(config)
-    module = plugin.build(architecture, kernels(architecture.num_layers))
+    architecture = plugin().architecture(config)
+    module = plugin().build(architecture, kernels(architecture.num_layers))
     generator = torch.Generator().manual_seed(5)
-    plugin.initialise(module, generator)
+    plugin().initialise(module, generator)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             spread = 0.3 if parameter.dim() == 1 or name.endswith("conv") else 0.15
             noise = torch.empty(parameter.shape).normal_(0.0, spread, generator=generator)
             parameter.copy_(1 + noise if name.endswith("delta.norm") else noise)
-    return config, architecture, module, saved(module, plugin.layout(architecture))
+    return config, architecture, module, saved(module, plugin().layout(architecture))
 
 
 def kernels(layers: int) -> Kernels:
