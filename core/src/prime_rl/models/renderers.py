@@ -22,7 +22,7 @@ def renderer_settings(name: str) -> dict[str, str]:
     if name == CHATML:
         return {"name": "custom", "import_path": _CHATML_CLASS}
     is_import_path = "." in name and all(part.isidentifier() for part in name.split("."))
-    if is_import_path:  # the library's own names may hold a version, as in glm-5.1
+    if is_import_path:  # the library's own names may hold a version: a-5.1
         return {"name": "custom", "import_path": name}
     return {"name": name}
 
