@@ -1,10 +1,12 @@
 """The kits of MoE and attention back ends reject implementations that are wrong in one way each."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
 
+from prime_rl.api.backends import GATED_SILU
 from prime_rl.layers.attention_torch import TorchAttention, TorchAttentionConfig
 from prime_rl.layers.moe_torch import TorchMoE, TorchMoEConfig
 from prime_rl.testing.attention_backend import AttentionBackendConformance
@@ -131,6 +133,17 @@ def test_activation_that_is_declared_but_not_computed_is_rejected():
         }
 
     assert failures(kit(MoEBackendConformance, Claims, TorchMoEConfig)) == {MATCH}
+
+
+def test_rounding_that_is_declared_but_not_done_is_rejected():
+    class Claims(MoE):
+        capabilities = {**MoE.capabilities, "activation_rounding": True}
+
+        def experts(self, *arguments, activation=GATED_SILU):
+            return super().experts(*arguments, activation=replace(activation, rounding="none"))
+
+    found = failures(kit(MoEBackendConformance, Claims, TorchMoEConfig))
+    assert found == {"test_rounding_between_the_matrices"}
 
 
 class Attention(Narrow, TorchAttention):

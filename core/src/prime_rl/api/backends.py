@@ -43,6 +43,9 @@ class ExpertActivation:
     """gated_silu: silu(gate) * up. squared_relu: relu(up)^2, without a gate."""
     limit: float | None = None
     """gated_silu only: gate is clipped from above, up on both sides, before the function."""
+    rounding: Literal["none", "float8", "float8_power_of_two"] = "none"
+    """Whether what enters the second matrix is rounded to e4m3 numbers with a scale per row and 128
+    numbers, exact or a power of two (`layers.float8.round_activations`); gradients pass it."""
 
 
 GATED_SILU = ExpertActivation()
@@ -52,7 +55,8 @@ class MoEBackend(Plugin):
     """The routed experts of one layer.
 
     Capabilities it declares: devices, dtypes, activations (the kinds it computes),
-    activation_limit (True when it clips), padding_multiple, custom_ops, fullgraph.
+    activation_limit (True when it clips), activation_rounding (True when it rounds), padding_multiple,
+    custom_ops, fullgraph.
     """
 
     padding_multiple: ClassVar[int] = 1

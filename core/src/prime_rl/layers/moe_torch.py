@@ -33,6 +33,7 @@ class TorchMoE(MoEBackend):
         "dtypes": ("float32", "bfloat16", "float16"),
         "activations": ("gated_silu", "squared_relu"),
         "activation_limit": True,
+        "activation_rounding": True,
         "custom_ops": (),
     }
 
@@ -62,6 +63,15 @@ class TorchMoE(MoEBackend):
 
 def activate(rows_NG: Tensor, activation: ExpertActivation) -> Tensor:
     """[N, I] of [N, 2I], or of [N, I] without a gate."""
+    inner_NI = _function(rows_NG, activation)
+    if activation.rounding == "none":
+        return inner_NI
+    from prime_rl.layers.float8 import round_activations
+
+    return round_activations(inner_NI, activation.rounding == "float8_power_of_two")
+
+
+def _function(rows_NG: Tensor, activation: ExpertActivation) -> Tensor:
     import torch.nn.functional as F
 
     if activation.kind == "squared_relu":

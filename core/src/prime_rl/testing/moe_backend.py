@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from prime_rl.api.backends import ExpertActivation
@@ -103,6 +104,33 @@ class MoEBackendConformance(BackendConformance):
                     label = f"{case.name}: gradient of {what}"
                     assert one.grad is not None and other.grad is not None, label
                     self.assert_close(one.grad, other.grad, dtype, label)
+
+    def test_rounding_between_the_matrices(self) -> None:
+        """What enters the second matrix, read off with an identity in its place, is rounded."""
+        import torch
+
+        from prime_rl.layers.float8 import round_activations
+
+        self.skip_without_device()
+        if not self.plugin().capabilities.get("activation_rounding"):
+            return
+        case = next(case for case in self.cases() if case.name.startswith("one choice"))
+        x_TH, _, gate_up, down = case.tensors
+        identity = torch.zeros_like(down)
+        identity.diagonal(dim1=1, dim2=2).fill_(1)
+        ones = torch.ones(case.indices_Tk.shape, dtype=torch.float64)
+        for dtype in self.dtypes():
+            read = leaves([x_TH, ones, gate_up, identity], dtype, self.device)
+            inner_TI = self.run(case, read)[:, : self.intermediate].detach()
+            inputs = leaves([x_TH, ones, gate_up, down], dtype, self.device)
+            for rounding in ("float8", "float8_power_of_two"):
+                rounded_TI = round_activations(inner_TI, rounding == "float8_power_of_two")
+                assert not rounded_TI.equal(inner_TI)
+                matrices = inputs[3].detach().double().cpu()[case.indices_Tk[:, 0]]
+                expected = (matrices @ rounded_TI.double().cpu()[..., None]).squeeze(-1)
+                activation = replace(case.activation, rounding=rounding)
+                found = self.run(case._replace(activation=activation), inputs)
+                self.assert_close(found, expected, dtype, f"{case.name}, {rounding}")
 
     def test_tokens_do_not_mix(self) -> None:
         """A token's result depends on that token alone: packed rows hold strangers."""
