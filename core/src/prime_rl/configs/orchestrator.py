@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from prime_rl.configs.base import BaseConfig, defaults, plugin_section
+from prime_rl.configs.curriculum import AdvantageRangeConfig, SamplerConfig
 
 RESERVED_SOURCE_NAMES = ("all", "agg")
 
@@ -74,6 +75,10 @@ class TrainSourceConfig(SourceConfig):
     """Weight against the other sources."""
     algo: plugin_section("algorithm", default="grpo") | None = None  # type: ignore[valid-type]
     """Algorithm of this source; None: the group default."""
+    sampler: SamplerConfig = defaults()
+    """Which task comes next."""
+    gates: list[AdvantageRangeConfig] = []
+    """Which groups may train: those that every gate lets pass."""
 
 
 class EvalSourceConfig(SourceConfig):

@@ -20,7 +20,7 @@ from prime_rl.orchestrator.source import Draw
 
 log = logging.getLogger(__name__)
 
-CancellationReason = Literal["stale", "finished", "stopped"]
+CancellationReason = Literal["stale", "overload", "finished", "stopped"]
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prime_rl.api.algorithm import Algorithm, Branch, Credit, Episode, Group
+from prime_rl.configs.curriculum import AdvantageRangeConfig
 from prime_rl.errors import RunError
 from prime_rl.orchestrator.columns import SampleColumns
+from prime_rl.orchestrator.curriculum import is_rejected
 from prime_rl.orchestrator.episode import EpisodeResult
 from prime_rl.wire import TrainingSample
 
@@ -65,6 +68,8 @@ class ScoredGroup:
     """Not all rewards of the scored episodes are equal."""
     shipped: int = 0
     """Episodes of `episodes` that earlier batches took."""
+    is_rejected: bool = False
+    """A gate of its source turns it down: none of it trains."""
     live: int = field(init=False)
     """Live episodes not yet taken."""
 
@@ -72,8 +77,13 @@ class ScoredGroup:
         self.live = sum(episode.is_live for episode in self.episodes[self.shipped :])
 
 
-def score(algorithm: Algorithm, results: Sequence[EpisodeResult], task_key: str) -> ScoredGroup:
-    """Credit from the algorithm onto every sample of every episode.
+def score(
+    algorithm: Algorithm,
+    results: Sequence[EpisodeResult],
+    task_key: str,
+    gates: Sequence[AdvantageRangeConfig] = (),
+) -> ScoredGroup:
+    """Credit from the algorithm onto every sample of every episode, then the gates' verdict.
 
     Tokens whose advantage is exactly 0 get the rl weight 0; a sample without any weighted token is
     dropped. Raises RunError when the algorithm returns something else than its contract says.
@@ -89,7 +99,27 @@ def score(algorithm: Algorithm, results: Sequence[EpisodeResult], task_key: str)
         for result, own, credit in zip(results, samples, credits, strict=True)
     ]
     rewards = {result.reward for result in results if not result.failed}
-    return ScoredGroup(first.group_id, first.source, first.version, scored, len(rewards) > 1)
+    return ScoredGroup(
+        group_id=first.group_id,
+        source=first.source,
+        version=first.version,
+        episodes=scored,
+        has_variance=len(rewards) > 1,
+        is_rejected=bool(gates) and is_rejected(gates, advantage_range(credits, samples)),
+    )
+
+
+def advantage_range(
+    credits: Sequence[Sequence[Credit]], samples: Sequence[Sequence[TrainingSample]]
+) -> tuple[float, float] | None:
+    """Smallest and largest advantage of a trainable token; None when there are no advantages:
+    nothing could be scored, or the algorithm gives credit of another kind."""
+    found: set[float] = set()
+    for branches, own in zip(credits, samples, strict=True):
+        for credit, sample in zip(branches, own, strict=True):
+            if credit.advantages is not None:
+                found.update(itertools.compress(credit.advantages, sample.mask))
+    return (min(found), max(found)) if found else None
 
 
 def _check_credits(

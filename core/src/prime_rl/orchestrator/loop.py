@@ -16,6 +16,7 @@ from prime_rl.control.broadcasts import BroadcastReceiver
 from prime_rl.control.checkpoints import ComponentCheckpoint, is_due
 from prime_rl.errors import RunError
 from prime_rl.orchestrator import evaluate
+from prime_rl.orchestrator.curriculum import make_sampler
 from prime_rl.orchestrator.dispatch import Dispatcher, GroupCancellation
 from prime_rl.orchestrator.episode import EpisodeResult
 from prime_rl.orchestrator.evaluate import EvalSink
@@ -72,16 +73,12 @@ class Orchestrator:
         self.progress = Progress(step=resumed_after + 1)
         self.policy = Policy(resumed_after - 1, resumed_after - 1, services.model)
         sizes = {source.label: source.group_size for source in config.train.source}
-        self.source = TrainSource(
-            [
-                SourceShare(s.label, len(services.sources["train", s.label].tasks), s.ratio)
-                for s in config.train.source
-            ],
-            stage.seed,
-        )
+        self._gates = {source.label: source.gates for source in config.train.source}
+        self.source = make_train_source(stage, services)
         self.train_sink = TrainSink(
             score=self._score,
             close=self.source.close,
+            reopen=self.source.reopen,
             group_sizes=sizes,
             progress=self.progress,
             batch_size=config.batch_size,
@@ -144,8 +141,11 @@ class Orchestrator:
         return self._services.sources[request.split, request.source].tasks[request.task_index].key
 
     def _score(self, results: Sequence[EpisodeResult]) -> ScoredGroup:
-        algorithm = self._algorithms[results[0].request.source]
-        return score(algorithm, results, self._task_key(results[0]))
+        request = results[0].request
+        rewards = [result.reward for result in results if not result.failed]
+        self.source.samplers[request.source].observe(request.task_index, rewards)
+        algorithm, gates = self._algorithms[request.source], self._gates[request.source]
+        return score(algorithm, results, self._task_key(results[0]), gates)
 
     def _wants_more(self, committed: int) -> bool:
         """Whether queue and flight hold fewer episodes than the batches that may be filled need.
@@ -249,6 +249,8 @@ class Orchestrator:
             "dispatcher/inflight": self.dispatcher.inflight,
             "watcher/update_s": updates,
         }
+        for label, sampler in self.source.samplers.items():
+            found |= {f"curriculum/{label}/{name}": n for name, n in sampler.metrics().items()}
         for name, ages in (
             ("in_flight", self.dispatcher.inflight_staleness()),
             ("in_queue", self.train_sink.queued_staleness()),
@@ -292,8 +294,9 @@ class Orchestrator:
             warn_of_errors(self.progress.step, self.train_sink.observed)
         self._warned_rounds = rounds
         if rounds >= config.max_empty_batches:
-            errors = list(self.train_sink.observed.errors)
-            raise RunError(no_signal_reason(rounds, idle, errors))
+            observed = self.train_sink.observed
+            rejected = sum(observed.rejected.values())
+            raise RunError(no_signal_reason(rounds, idle, list(observed.errors), rejected))
 
     def _version_applied(self, version: int) -> None:
         self._recorder.weights_taken(version, self._watcher.update_times_s[-1])
@@ -357,6 +360,19 @@ class Orchestrator:
                 self.dispatcher.inflight,
                 self.policy.version,
             )
+
+
+def make_train_source(stage: RLConfig, services: Services) -> TrainSource:
+    """Over every training source of the stage. Raises ConfigError when a sampler cannot work with
+    the tasks of its source."""
+    shares, samplers = [], {}
+    for source in stage.orchestrator.train.source:
+        tasks = services.sources["train", source.label].tasks
+        shares.append(SourceShare(source.label, len(tasks), source.ratio))
+        samplers[source.label] = make_sampler(
+            source.sampler, source.label, [task.key for task in tasks]
+        )
+    return TrainSource(shares, stage.seed, samplers)
 
 
 def make_eval_sink(services: Services, recorder: Recorder) -> EvalSink:

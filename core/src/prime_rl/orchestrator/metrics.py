@@ -79,6 +79,7 @@ def batch_metrics(batch: Batch, step: int) -> dict[str, float]:
         found["off_policy/mean"] = sum(ages) / len(ages)
         found["off_policy/max"] = max(ages)
     found["off_policy/dropped"] = batch.observed.dropped_stale
+    found |= waste_metrics(batch.observed)
     groups = batch.observed.groups
     if groups:
         found["train/agg/zero_variance/mean"] = batch.observed.groups_without_variance / groups
@@ -86,6 +87,23 @@ def batch_metrics(batch: Batch, step: int) -> dict[str, float]:
     found["batch/episodes"] = len(batch.episodes)
     found["batch/samples"] = len(samples)
     found["batch/tokens"] = sum(sample.length for sample in samples)
+    return found
+
+
+def waste_metrics(observed: Observed) -> dict[str, float]:
+    """Sampled tokens that will not train, by reason, and per token that came back in the same time
+    (a group that grew too old in the queue came back earlier).
+
+    Of cancelled episodes that were still running only the number is known.
+    """
+    wasted = observed.wasted_tokens
+    total = sum(wasted.values())
+    found: dict[str, float] = {f"wasted/{reason}_tokens": count for reason, count in wasted.items()}
+    found["wasted/tokens"] = total
+    if observed.sampled_tokens:
+        found["wasted/share"] = total / observed.sampled_tokens
+    found |= {f"cancelled/{reason}": count for reason, count in observed.cancelled.items()}
+    found |= {f"curriculum/{source}/rejected": n for source, n in observed.rejected.items() if n}
     return found
 
 
@@ -122,8 +140,10 @@ def warn_of_errors(step: int, observed: Observed) -> None:
         )
 
 
-def no_signal_reason(rounds: int, episodes: Sequence[EpisodeFigures], errors: Sequence[str]) -> str:
-    """Why a run without any signal ends."""
+def no_signal_reason(
+    rounds: int, episodes: Sequence[EpisodeFigures], errors: Sequence[str], rejected: int = 0
+) -> str:
+    """Why a run without any signal ends; `rejected` groups were turned down by a gate."""
     count = len(episodes)
 
     def share(outcome: str) -> float:
@@ -134,14 +154,18 @@ def no_signal_reason(rounds: int, episodes: Sequence[EpisodeFigures], errors: Se
     text = (
         f"no training signal in {rounds} rounds ({count} episodes): "
         f"{share('error'):.0%} failed, {share('timeout'):.0%} timed out, "
-        f"{share('truncated'):.0%} were cut off, mean reward {mean:.3f} without variance in any group"
+        f"{share('truncated'):.0%} were cut off, mean reward {mean:.3f}"
     )
+    text += f", {rejected} groups turned down by a gate" if rejected else ""
+    text += "" if rejected else " without variance in any group"
     if errors:
         text += f"; last error: {errors[-1].rstrip('.')}"
     if share("error") + share("timeout") > 0.5:
         advice = "Look at that error, at the environment server's log and at the engine's"
     elif share("truncated") > 0.5:
         advice = "Raise sampling.max_completion_tokens or seq_len, or ask for shorter replies"
+    elif rejected:
+        advice = "Narrow the range that the source's gates reject"
     else:
         advice = "Make the tasks easier or harder, or raise group_size"
     return f"{text}. {advice} (orchestrator.max_empty_batches is the number of rounds)."

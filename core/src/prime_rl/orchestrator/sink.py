@@ -30,6 +30,15 @@ class Observed:
     groups_without_variance: int = 0
     dropped_stale: int = 0
     """Episodes of groups that were too old, in flight or in the queue."""
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Groups that a gate turned down, by source."""
+    sampled_tokens: int = 0
+    """Of all episodes that came back."""
+    wasted_tokens: Counter[str] = field(default_factory=Counter)
+    """Sampled tokens of finished episodes that will not train, by reason: "stale", "overload",
+    "rejected" (by a gate), "no_signal", "failed"."""
+    cancelled: Counter[str] = field(default_factory=Counter)
+    """Episodes that were started, or about to be, and then cancelled, by reason."""
     errors: Counter[str] = field(default_factory=Counter)
 
 
@@ -53,6 +62,7 @@ class TrainSink:
         *,
         score: Score,
         close: Callable[[int], None],
+        reopen: Callable[[int], None],
         group_sizes: dict[str, int],
         progress: Progress,
         batch_size: int,
@@ -62,6 +72,7 @@ class TrainSink:
     ) -> None:
         self._score = score
         self._close = close
+        self._reopen = reopen
         self._group_sizes = group_sizes
         self._progress = progress
         self._batch_size = batch_size
@@ -80,6 +91,7 @@ class TrainSink:
     def finished(self, result: EpisodeResult) -> None:
         """See Sink.finished."""
         request = result.request
+        self.observed.sampled_tokens += result.output_tokens
         self._collecting.setdefault(request.group_id, []).append(result)
         self._complete(request.group_id, self._group_sizes[request.source])
 
@@ -98,12 +110,20 @@ class TrainSink:
         for result in results:
             if result.error:
                 self.observed.errors[result.error] += 1
-        if missing is not None:
-            if missing.reason == "stale":
-                self._close(group_id)
-                self.observed.dropped_stale += size
+        if missing is None:
+            self._add(self._score(results))
             return
-        self._add(self._score(results))
+        self._waste(missing.reason, sum(result.output_tokens for result in results))
+        self.observed.cancelled[missing.reason] += missing.count
+        if missing.reason == "stale":
+            self._close(group_id)
+            self.observed.dropped_stale += size
+        elif missing.reason == "overload":
+            self._reopen(group_id)
+
+    def _waste(self, reason: str, tokens: int) -> None:
+        if tokens:
+            self.observed.wasted_tokens[reason] += tokens
 
     def _add(self, group: ScoredGroup) -> None:
         figures = [episode.figures for episode in group.episodes]
@@ -111,17 +131,29 @@ class TrainSink:
         self.observed.groups += 1
         self.observed.groups_without_variance += not group.has_variance
         share = group.live / len(figures) if self._constant else 1.0
+        share = 0.0 if group.is_rejected else share
         self.live_share += (share - self.live_share) / LIVE_SHARE_GROUPS
-        if group.live:
+        if group.live and not group.is_rejected:
             self.without_signal.clear()
         else:
             self.without_signal += figures
-        if self._constant and not group.live:
+        self._waste_of(group)
+        if group.is_rejected or (self._constant and not group.live):
             self._close(group.group_id)
         else:
             bisect.insort(self._queue, group, key=lambda each: each.group_id)
             self.sweep()
         self._changed()
+
+    def _waste_of(self, group: ScoredGroup) -> None:
+        """Count what a group that has just been scored will never train."""
+        self.observed.rejected[group.source] += group.is_rejected
+        for episode in group.episodes:
+            if episode.figures.outcome in ("error", "timeout"):
+                self._waste("failed", episode.figures.output_tokens)
+            elif not episode.is_live or group.is_rejected:
+                reason = "rejected" if group.is_rejected else "no_signal"
+                self._waste(reason, episode.figures.output_tokens)
 
     def restore(self, group: ScoredGroup) -> None:
         """Put back the rest of a group that an earlier run had begun to ship."""
@@ -133,7 +165,9 @@ class TrainSink:
         kept = []
         for group in self._queue:
             if staleness(self._progress.step, group.version) > self._max_off_policy_steps:
-                self.observed.dropped_stale += len(group.episodes) - group.shipped
+                rest = group.episodes[group.shipped :]
+                self.observed.dropped_stale += len(rest)
+                self._waste("stale", sum(e.figures.output_tokens for e in rest if e.is_live))
                 self._close(group.group_id)
             else:
                 kept.append(group)

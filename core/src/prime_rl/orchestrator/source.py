@@ -1,13 +1,15 @@
-"""The order in which tasks are drawn: by seed alone, so that a resumed run goes on where it was."""
+"""The order in which tasks are drawn, such that a resumed run goes on where it was."""
 
 from __future__ import annotations
 
+import bisect
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prime_rl.errors import CheckpointError
+from prime_rl.orchestrator.curriculum import Sampler, StandardSampler
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class SourceShare:
 
     label: str
     tasks: int
-    """Number of tasks; drawn in order, over and over."""
+    """Number of tasks."""
     ratio: float
     """Weight against the other sources."""
 
@@ -32,15 +34,24 @@ class Draw:
 
 
 class TrainSource:
-    """Draws tasks. Draw k's source depends on (seed, k) only, its task on how often the source came.
+    """Draws tasks. Draw k's source depends on (seed, k) only, its task on how often the source came
+    and on the source's sampler (by default: in order, over and over).
 
     A draw is open until it is closed: trained on, or dropped for good. A checkpoint holds the
-    counters and the open draws; after a resume the open ones come first, in their old order, so
-    that nothing is skipped and nothing comes twice.
+    counters, the samplers' states and the open draws; after a resume the open ones come first, in
+    their old order, so that nothing is skipped and nothing comes twice.
     """
 
-    def __init__(self, shares: Sequence[SourceShare], seed: int) -> None:
+    def __init__(
+        self,
+        shares: Sequence[SourceShare],
+        seed: int,
+        samplers: Mapping[str, Sampler] | None = None,
+    ) -> None:
         self._shares = {share.label: share for share in shares}
+        standard = {share.label: StandardSampler(share.tasks) for share in shares}
+        self.samplers: dict[str, Sampler] = {**standard, **(samplers or {})}
+        """By source."""
         self._seed = seed
         self._drawn = 0
         self._counts = dict.fromkeys(self._shares, 0)
@@ -55,7 +66,7 @@ class TrainSource:
         weights = [self._shares[label].ratio for label in labels]
         chooser = random.Random(f"{self._seed}/{self._drawn}")
         label = chooser.choices(labels, weights)[0]
-        task_index = self._counts[label] % self._shares[label].tasks
+        task_index = self.samplers[label].choose(self._counts[label])
         draw = Draw(self._drawn, label, task_index)
         self._counts[label] += 1
         self._drawn += 1
@@ -66,12 +77,17 @@ class TrainSource:
         """The draw is done with. Unknown numbers are refused: a draw closes once."""
         del self._open[number]
 
+    def reopen(self, number: int) -> None:
+        """The group of an open draw was given up; it is drawn again before any new one."""
+        bisect.insort(self._again, self._open[number])
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
             "drawn": self._drawn,
             "counts": dict(self._counts),
             "open": [[d.number, d.source, d.task_index] for d in sorted(self._open.values())],
+            "samplers": {label: each.state_dict() for label, each in self.samplers.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any], kept: Collection[int] = ()) -> None:
@@ -88,6 +104,8 @@ class TrainSource:
                     f"source {label!r} has {self._shares[label].tasks} tasks, the checkpoint "
                     f"(draw {number}) needs task {task_index}; the task set has changed"
                 )
+        for label, sampler in self.samplers.items():
+            sampler.load_state_dict(state.get("samplers", {}).get(label, {}))
         self._drawn = state["drawn"]
         self._counts = dict(state["counts"])
         draws = [Draw(*entry) for entry in state["open"]]
