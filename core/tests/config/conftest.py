@@ -110,7 +110,12 @@ class DeafRouter(ProbeRouter):
 
 
 class ProbeEngine(Engine):
-    capabilities = {"devices": ("cpu", "cuda"), "routed_experts": True, "sampling_mask": True}
+    capabilities = {
+        "devices": ("cpu", "cuda"),
+        "routed_experts": True,
+        "sampling_mask": True,
+        "prompt_logprobs": True,
+    }
 
     def serve(self, spec):
         raise NotImplementedError
@@ -140,7 +145,23 @@ class ProbeAlgorithm(Algorithm):
 
 
 class ReferenceAlgorithm(ProbeAlgorithm):
-    requirements = AlgorithmNeeds(reference=True)
+    requirements = AlgorithmNeeds(reference="policy", components=frozenset({"ref_kl"}))
+
+
+class TeacherlessAlgorithm(ProbeAlgorithm):
+    requirements = AlgorithmNeeds(reference="teacher", components=frozenset({"ref_kl"}))
+
+
+class FrozenAlgorithm(ProbeAlgorithm):
+    requirements = AlgorithmNeeds(sampled_by="frozen", components=frozenset({"rl"}))
+
+
+class AimlessAlgorithm(ProbeAlgorithm):
+    requirements = AlgorithmNeeds(components=frozenset({"ref_kl"}))
+
+
+class ImitatingAlgorithm(ProbeAlgorithm):
+    requirements = AlgorithmNeeds(loss_aggregation="prompt", components=frozenset({"ce"}))
 
 
 class PromptAlgorithm(ProbeAlgorithm):
@@ -198,6 +219,10 @@ ENTRY_POINTS = {
         "probe": "probe_wheel.plugins:ProbeAlgorithm",
         "probe_reference": "probe_wheel.plugins:ReferenceAlgorithm",
         "probe_prompt": "probe_wheel.plugins:PromptAlgorithm",
+        "probe_teacherless": "probe_wheel.plugins:TeacherlessAlgorithm",
+        "probe_frozen": "probe_wheel.plugins:FrozenAlgorithm",
+        "probe_aimless": "probe_wheel.plugins:AimlessAlgorithm",
+        "probe_imitating": "probe_wheel.plugins:ImitatingAlgorithm",
     },
     "prime_rl.models": {"probe_model": "probe_wheel.plugins:ProbeModel"},
 }

@@ -24,6 +24,7 @@ _HOMES = {
     "Episode": "algorithm",
     "Branch": "algorithm",
     "Credit": "algorithm",
+    "ReferenceContext": "algorithm",
     "AttentionBackend": "backends",
     "MoEBackend": "backends",
     "ExpertActivation": "backends",
@@ -44,7 +45,15 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
-    from prime_rl.api.algorithm import Algorithm, AlgorithmNeeds, Branch, Credit, Episode, Group
+    from prime_rl.api.algorithm import (
+        Algorithm,
+        AlgorithmNeeds,
+        Branch,
+        Credit,
+        Episode,
+        Group,
+        ReferenceContext,
+    )
     from prime_rl.api.backends import AttentionBackend, DSABackend, ExpertActivation, MoEBackend
     from prime_rl.api.batch import PackedBatch
     from prime_rl.api.engine import Engine, EngineSpec

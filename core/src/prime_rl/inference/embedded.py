@@ -44,6 +44,7 @@ class EmbeddedEngine(Engine):
         "devices": ("cpu", "cuda"),
         "routed_experts": True,
         "sampling_mask": True,
+        "prompt_logprobs": True,
         "lora": False,
     }
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prime_rl.api import Algorithm, Plugin
+from prime_rl.api import Algorithm, AlgorithmNeeds, Plugin
 from prime_rl.configs.choices import Choice, chosen_plugins
-from prime_rl.configs.orchestrator import SamplingConfig
+from prime_rl.configs.orchestrator import SamplingConfig, TrainSourceConfig
 from prime_rl.configs.paths import stage_name
 from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
 from prime_rl.errors import ConfigError
@@ -77,7 +77,9 @@ def check(run: RunConfig, stage_index: int, registry: Registry, device: Device) 
         conflicts += [
             *_router_replay(stage, parts),
             *_sampling_replay(stage, parts),
-            *_algorithms(parts),
+            *_aggregation(parts),
+            *_frozen_sampling(parts),
+            *_references(stage, parts),
             *_lengths(stage),
         ]
     conflicts = list(dict.fromkeys(conflicts))
@@ -208,7 +210,11 @@ def _router_replay(stage: RLConfig, parts: list[Part]) -> Iterator[str]:
 
 def _sampling_replay(stage: RLConfig, parts: list[Part]) -> Iterator[str]:
     """Truncated sampling changes the probabilities; the trainer must know the kept tokens."""
-    samplings = {source.label: source.sampling for source in stage.orchestrator.train.source}
+    samplings = {
+        source.label: source.sampling
+        for part, source in _sources(stage, parts)
+        if _needs_of(part).components & {"rl", "ref_kl"}
+    }
     truncated = {label: one for label, one in samplings.items() if is_truncated(one)}
     for label, sampling in truncated.items():
         text = f"top_p = {sampling.top_p}" if sampling.top_p < 1 else f"top_k = {sampling.top_k}"
@@ -238,30 +244,94 @@ def _passed_on(why: str, capability: str, parts: list[Part]) -> Iterator[str]:
             yield _lacks(why, part, capability, True)
 
 
-def _algorithms(parts: list[Part]) -> Iterator[str]:
-    algorithms = [
-        (part, part.plugin.requirements)
+def _algorithms(parts: list[Part]) -> list[Part]:
+    """The algorithms of the training sources, in their order."""
+    return [
+        part
         for part in parts
         if isinstance(part.plugin, Algorithm) and ".source." in part.choice.path
     ]
-    for part, wants in algorithms:
-        if wants.reference:
-            yield (
-                f"{part.describe()} needs log-probabilities of a reference model, and a run has no "
-                "reference model."
-            )
-        if wants.sampled_by == "frozen":
-            yield (
-                f"{part.describe()} needs episodes sampled by a frozen model, and the engines of a "
-                "run serve the policy."
-            )
-    aggregations = {wants.loss_aggregation: part for part, wants in algorithms}
-    if len(aggregations) > 1:
-        pairs = " and ".join(f"{p.choice.path} by {name}" for name, p in aggregations.items())
+
+
+def _sources(stage: RLConfig, parts: list[Part]) -> list[tuple[Part, TrainSourceConfig]]:
+    """Every training source with its algorithm."""
+    return list(zip(_algorithms(parts), stage.orchestrator.train.source, strict=True))
+
+
+def _needs_of(part: Part) -> AlgorithmNeeds:
+    assert isinstance(part.plugin, Algorithm)
+    return part.plugin.requirements
+
+
+def _aggregation(parts: list[Part]) -> Iterator[str]:
+    """All rl tokens share one denominator; ce and ref_kl have their own."""
+    ways = {
+        _needs_of(part).loss_aggregation: part
+        for part in _algorithms(parts)
+        if "rl" in _needs_of(part).components
+    }
+    if len(ways) > 1:
+        pairs = " and ".join(f"{p.choice.path} by {name}" for name, p in ways.items())
         yield (
             "the loss has one denominator for all sources, so all must aggregate alike; found "
             f"{pairs}."
         )
+
+
+def _frozen_sampling(parts: list[Part]) -> Iterator[str]:
+    """Episodes of a frozen model need that model, and only ce can learn from them."""
+    for part in _algorithms(parts):
+        wants = _needs_of(part)
+        if wants.sampled_by != "frozen":
+            continue
+        if _has_no_teacher(part):
+            yield (
+                f"{part.describe()} needs episodes sampled by a frozen model, but its settings "
+                "name no teacher."
+            )
+        if wrong := sorted(wants.components - {"ce"}):
+            yield (
+                f"{part.describe()} uses {' and '.join(wrong)} on episodes of a frozen model; the "
+                "importance ratio exists for the policy's own samples only, so there ce alone does."
+            )
+
+
+def _references(stage: RLConfig, parts: list[Part]) -> Iterator[str]:
+    """A reference scores the model's whole distribution, at temperature 1."""
+    for part, source in _sources(stage, parts):
+        wants = _needs_of(part)
+        if "ref_kl" in wants.components and wants.reference == "none":
+            yield f"{part.describe()} uses ref_kl and asks for no reference."
+        if wants.reference == "none":
+            continue
+        if wants.reference == "teacher" and _has_no_teacher(part):
+            yield (
+                f"{part.describe()} needs log-probabilities of a teacher, but its settings name "
+                "none."
+            )
+        if wants.reference == "policy":
+            yield from _passed_on(
+                f"{part.describe()} scores tokens with the policy: it needs",
+                "prompt_logprobs",
+                parts,
+            )
+        sampling = source.sampling
+        for is_set, text in (
+            (sampling.top_p < 1, f"top_p = {sampling.top_p}"),
+            (sampling.top_k is not None, f"top_k = {sampling.top_k}"),
+            (sampling.temperature != 1, f"temperature = {sampling.temperature}"),
+        ):
+            if is_set:
+                yield (
+                    f"train source {source.label!r} samples with {text}, but {part.describe()} "
+                    "compares with a reference over the whole vocabulary at temperature 1. Leave "
+                    "top_p and top_k out, and temperature at 1."
+                )
+
+
+def _has_no_teacher(part: Part) -> bool:
+    assert isinstance(part.plugin, Algorithm)
+    return part.plugin.teacher is None
 
 
 def _lengths(stage: RLConfig) -> Iterator[str]:

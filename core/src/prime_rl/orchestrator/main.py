@@ -111,15 +111,14 @@ def _algorithms(stage: RLConfig, registry: Registry) -> dict[str, Algorithm]:
     for source in stage.orchestrator.train.source:
         section = source.algo or stage.orchestrator.train.algo
         made[source.label] = registry.load("algorithm", section.type)(section)
-    ways = {label: each.requirements.loss_aggregation for label, each in made.items()}
+    ways = {
+        label: each.requirements.loss_aggregation
+        for label, each in made.items()
+        if "rl" in each.requirements.components
+    }
     if len(set(ways.values())) > 1:
         listed = ", ".join(f"{label}: {way}" for label, way in ways.items())
         raise ConfigError(f"all sources must use the same loss_aggregation, found {listed}")
-    if needy := [label for label, each in made.items() if each.requirements.reference]:
-        raise ConfigError(
-            f"the algorithm of {', '.join(needy)} needs a reference model, which this version of "
-            "prime-rl does not serve"
-        )
     return made
 
 
