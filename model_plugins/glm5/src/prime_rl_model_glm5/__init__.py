@@ -33,8 +33,9 @@ class Glm5(Model):
 
     def build(self, architecture: Glm5Architecture, kernels: Kernels) -> nn.Module:
         from prime_rl_model_glm5.model import Glm5Module
+        from prime_rl_model_glm5.numerics import read_numerics
 
-        return Glm5Module(architecture, kernels)
+        return Glm5Module(architecture, kernels, read_numerics(self.config))
 
     def initialise(self, module: nn.Module, generator: torch.Generator) -> None:
         from prime_rl_model_glm5.model import initialise

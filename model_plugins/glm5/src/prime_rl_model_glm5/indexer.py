@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prime_rl.api.backends import DSABackend
+from prime_rl.layers.float8_linear import make_linear
 from prime_rl.layers.rotary import PairRotation, rotate_pairs
 from prime_rl_model_glm5.architecture import Glm5Architecture
+from prime_rl_model_glm5.numerics import Numerics, quantise_index
 
 KEY_NORM_EPS = 1e-6
 
@@ -34,14 +36,17 @@ class Indexer(nn.Module):
     change no order.
     """
 
-    def __init__(self, architecture: Glm5Architecture, backend: DSABackend) -> None:
+    def __init__(
+        self, architecture: Glm5Architecture, backend: DSABackend, numerics: Numerics
+    ) -> None:
         super().__init__()
+        self.is_fp8 = numerics.fp8_indexer
         hidden, indexing = architecture.hidden_size, architecture.indexing
         self.heads, self.top_k = indexing.heads, indexing.top_k
         self.rotary_dim = architecture.attention.rotary_dim
         self.backend = backend
         width = indexing.heads * indexing.head_dim
-        self.query = nn.Linear(architecture.attention.query_rank, width, bias=False)
+        self.query = make_linear(architecture.attention.query_rank, width, numerics.linear_scales)
         self.key = nn.Linear(hidden, indexing.head_dim, bias=False)
         self.key_norm = nn.LayerNorm(indexing.head_dim, KEY_NORM_EPS)
         self.head_weights = nn.Linear(hidden, indexing.heads, bias=False)
@@ -60,13 +65,13 @@ class Indexer(nn.Module):
             norm.bias.float(),
             norm.eps,
         )
+        query_TJD = self._rotate(query_TJD, rotation)
+        key_TD = self._rotate(key_TD, rotation)
+        weights_TJ = self.head_weights(x_TH).float()
+        if self.is_fp8:
+            query_TJD, key_TD, weights_TJ = quantise_index(query_TJD, key_TD, weights_TJ)
         return self.backend.select(
-            self._rotate(query_TJD, rotation),
-            self._rotate(key_TD, rotation),
-            self.head_weights(x_TH).float(),
-            visible.first_T,
-            visible.last_T,
-            self.top_k,
+            query_TJD, key_TD, weights_TJ, visible.first_T, visible.last_T, self.top_k
         )
 
     def _rotate(self, x: Tensor, rotation: PairRotation) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from prime_rl.api.backends import MoEBackend
 from prime_rl.api.batch import PackedBatch
 from prime_rl.api.model import Kernels
+from prime_rl.layers.float8_linear import Float8Experts
 from prime_rl.layers.mlp import GatedMLP
 from prime_rl.layers.moe import MoEBlock, RouterSettings, routes_by_layer
 from prime_rl.layers.norms import RMSNorm
@@ -18,23 +19,27 @@ from prime_rl.layers.rotary import PairRotation, Rotary
 from prime_rl_model_glm5.architecture import Glm5Architecture
 from prime_rl_model_glm5.attention import Attention
 from prime_rl_model_glm5.indexer import Visible
+from prime_rl_model_glm5.numerics import Numerics
 
 
 class Block(nn.Module):
     """One layer: attention and MLP or experts, each on the normalised residual stream."""
 
-    def __init__(self, architecture: Glm5Architecture, layer: int, kernels: Kernels) -> None:
+    def __init__(
+        self, architecture: Glm5Architecture, layer: int, kernels: Kernels, numerics: Numerics
+    ) -> None:
         super().__init__()
         hidden, eps = architecture.hidden_size, architecture.norm_eps
         assert kernels.dsa is not None
         self.input_norm = RMSNorm(hidden, eps, round_late=True)
-        self.attention = Attention(architecture, layer, kernels.dsa)
+        self.attention = Attention(architecture, layer, kernels.dsa, numerics)
         self.mlp_norm = RMSNorm(hidden, eps, round_late=True)
         self.mlp: nn.Module
         if layer in architecture.moe_layers:
-            self.mlp = _make_experts(architecture, layer, kernels.moe[layer])
+            self.mlp = _make_experts(architecture, layer, kernels.moe[layer], numerics)
         else:
-            self.mlp = GatedMLP(hidden, architecture.intermediate_size)
+            inner, scales = architecture.intermediate_size, numerics.linear_scales
+            self.mlp = GatedMLP(hidden, inner, scales=scales)
 
     def forward(
         self,
@@ -53,8 +58,13 @@ class Block(nn.Module):
         return x_TH + fed_TH, rows_TS
 
 
-def _make_experts(architecture: Glm5Architecture, layer: int, backend: MoEBackend) -> MoEBlock:
+def _make_experts(
+    architecture: Glm5Architecture, layer: int, backend: MoEBackend, numerics: Numerics
+) -> MoEBlock:
     hidden, experts = architecture.hidden_size, architecture.experts
+    scales = numerics.linear_scales
+    if scales is not None:
+        backend = Float8Experts(backend, scales)
     settings = RouterSettings(
         experts=experts.count,
         per_token=experts.per_token,
@@ -65,7 +75,7 @@ def _make_experts(architecture: Glm5Architecture, layer: int, backend: MoEBacken
         groups=experts.groups,
         top_groups=experts.top_groups,
     )
-    shared = GatedMLP(hidden, experts.intermediate_size * experts.shared_count)
+    shared = GatedMLP(hidden, experts.intermediate_size * experts.shared_count, scales=scales)
     block = MoEBlock(hidden, experts.intermediate_size, settings, layer, backend, shared=shared)
     block.router.float()  # logits in float32 whatever the rest computes in
     return block
@@ -74,7 +84,9 @@ def _make_experts(architecture: Glm5Architecture, layer: int, backend: MoEBacken
 class Glm5Module(nn.Module):
     """Embedding, blocks, final norm; the head is kept here and applied by core."""
 
-    def __init__(self, architecture: Glm5Architecture, kernels: Kernels) -> None:
+    def __init__(
+        self, architecture: Glm5Architecture, kernels: Kernels, numerics: Numerics
+    ) -> None:
         super().__init__()
         vocabulary, hidden = architecture.vocab_size, architecture.hidden_size
         self.initializer_range = architecture.initializer_range
@@ -82,7 +94,8 @@ class Glm5Module(nn.Module):
         self.embed_tokens = nn.Embedding(vocabulary, hidden)
         self.rotary = Rotary(architecture.rotary)
         self.layers = nn.ModuleList(
-            Block(architecture, layer, kernels) for layer in range(architecture.num_layers)
+            Block(architecture, layer, kernels, numerics)
+            for layer in range(architecture.num_layers)
         )
         self.norm = RMSNorm(hidden, architecture.norm_eps, round_late=True)
         tied = architecture.tie_word_embeddings
