@@ -44,11 +44,11 @@ class Limits:
                 f"the model {name!r} does not exist; this engine serves {self.served_names[0]!r}",
             )
 
-    def check_prompt(self, token_ids: list[int]) -> None:
-        """Raise RequestError for a prompt that cannot be continued."""
+    def check_prompt(self, token_ids: list[int], room: int = 1) -> None:
+        """Raise RequestError for a prompt that leaves no place for `room` tokens."""
         if not token_ids:
             raise RequestError(400, "the prompt has no tokens")
-        if len(token_ids) >= self.max_model_len:
+        if len(token_ids) + room > self.max_model_len:
             raise RequestError(
                 400,
                 f"the prompt has {len(token_ids)} tokens; the maximum context length is "
@@ -69,17 +69,19 @@ def build_sequences(
     request_id: str | None,
     max_tokens: int | None,
     top_logprobs: int,
+    prompt_tops: int | None = None,
     is_stopped_by_text: Callable[[list[int]], bool] | None = None,
 ) -> list[Sequence]:
-    """The `n` sequences of a request. Raises RequestError."""
-    limits.check_prompt(token_ids)
+    """The `n` sequences of a request; the first one scores the prompt. Raises RequestError."""
+    # To be scored, a prompt may fill the context: the token after it is never computed with.
+    limits.check_prompt(token_ids, room=0 if prompt_tops is not None and max_tokens == 1 else 1)
     temperature = 1.0 if fields.temperature is None else fields.temperature
     if 0 < temperature < LEAST_TEMPERATURE:
         raise RequestError(
             400, f"temperature {temperature} is below {LEAST_TEMPERATURE}; use 0 for greedy"
         )
     room = limits.max_model_len - len(token_ids)
-    most = room if max_tokens is None else min(max_tokens, room)
+    most = max(1, room if max_tokens is None else min(max_tokens, room))
     stop_token_ids = frozenset(fields.stop_token_ids or ())
     if not fields.ignore_eos:
         stop_token_ids |= limits.stop_token_ids
@@ -114,6 +116,7 @@ def build_sequences(
             is_stopped_by_text=is_stopped_by_text,
             wants_kept=limits.returns_kept,
             wants_routes=limits.returns_routes,
+            prompt_tops=prompt_tops if index == 0 else None,
         )
         for index in range(fields.n or 1)
     ]

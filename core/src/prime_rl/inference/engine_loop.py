@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from prime_rl.api.model import DecodeRequest
+from prime_rl.inference.prompt_scores import score_prompts
 from prime_rl.inference.runner import ModelRunner
 from prime_rl.inference.sampler import Sampled, Sampler
 from prime_rl.inference.sequence import FinishReason, Sequence
@@ -90,6 +91,16 @@ class EngineLoop:
     def waiting_count(self) -> int:
         """Sequences that wait for a place."""
         return len(self._waiting) + len(self._inbox)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of running sequences that the cache holds."""
+        return sum(sequence.cached for sequence in list(self._running))
+
+    @property
+    def cache_capacity_tokens(self) -> int:
+        """Tokens that the cache holds; 0 without a cache."""
+        return self.max_running * self.max_model_len if self.runner.is_cached else 0
 
     def start(self) -> None:
         """Begin to step."""
@@ -204,7 +215,10 @@ class EngineLoop:
                 future.set_exception(error)
 
     def _step(self) -> None:
+        self._score_prompts()
         self._admit()
+        if not self._running:
+            return
         requests, sequences = self._requests()
         hidden = self.runner.append(sequences, requests)
         ready = [
@@ -219,8 +233,37 @@ class EngineLoop:
         self._append_sampled(sequences, sampled)
         self.steps += 1
 
+    def _score_prompts(self) -> None:
+        """Score the prompts at the head of the queue, one pack per step, so that others go on
+        meanwhile. Who wants no more than one token then gets it without a place in the batch."""
+        pack: list[Sequence] = []
+        room = self.max_batch_tokens
+        while self._admits and self._waiting and self._waiting[0].awaits_scores:
+            room -= self._waiting[0].prompt_length
+            if pack and room < 0:
+                break
+            pack.append(self._waiting.popleft())
+        if not pack:
+            return
+        hidden = score_prompts(self.runner, pack)
+        for sequence in pack:
+            if sequence.error:
+                self._finish(sequence, "error")
+        sound = [row for row, sequence in enumerate(pack) if not sequence.error]
+        done = [
+            row for row in sound if pack[row].params.max_tokens == 1 and not pack[row].wants_routes
+        ]
+        self._waiting.extendleft(pack[row] for row in reversed(sound) if row not in set(done))
+        if done:
+            ending = [pack[row] for row in done]
+            self.prompt_tokens += sum(sequence.prompt_length for sequence in ending)
+            sampled = self.sampler.sample(self.runner.logits(hidden[done]), ending)
+            self._append_sampled(ending, sampled)
+
     def _admit(self) -> None:
         while self._admits and self._waiting and self._free_slots:
+            if self._waiting[0].awaits_scores:
+                return
             sequence = self._waiting.popleft()
             sequence.slot = heapq.heappop(self._free_slots)
             self._is_in_slot_order = False

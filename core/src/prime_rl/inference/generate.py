@@ -39,6 +39,15 @@ class Logprobs(Struct):
     content: list[TokenLogprob]
 
 
+class PromptCandidate(Struct):
+    """A token at a prompt position."""
+
+    logprob: float
+    """Nats, at temperature 1."""
+    rank: int
+    decoded_token: None = None
+
+
 class Experts(Struct):
     """Routed experts of positions start .. tokens - 2: the last token has not been computed with.
 
@@ -83,7 +92,8 @@ class GenerateResponse(Struct):
     choices: list[Choice]
     usage: Usage
     prompt_token_ids: list[int] | None
-    prompt_logprobs: None = None
+    prompt_logprobs: list[dict[int, PromptCandidate] | None] | None = None
+    """Per prompt token, by token id: the token itself first; nothing for the first token."""
     prompt_token_id_logprobs: None = None
     mm_placeholders: None = None
     metrics: None = None
@@ -97,7 +107,7 @@ async def generate(service: EngineService, body: bytes, receive: Receive) -> Gen
     fields = request.sampling_params
     service.limits.check_model(request.model)
     refuse_unsupported(request)
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, supported=("prompt_logprobs",))
     if request.stream:
         raise RequestError(400, "stream is not supported here; use /v1/completions to stream")
     if fields.stop:
@@ -111,6 +121,7 @@ async def generate(service: EngineService, body: bytes, receive: Receive) -> Gen
         request_id=request.request_id,
         max_tokens=fields.max_tokens,
         top_logprobs=fields.logprobs if fields.logprobs and fields.logprobs > 1 else 0,
+        prompt_tops=fields.prompt_logprobs,
     )
     await service.complete(sequences, receive)
     first = fields.routed_experts_prompt_start or 0
@@ -124,6 +135,7 @@ async def generate(service: EngineService, body: bytes, receive: Receive) -> Gen
         ],
         usage=usage_of(sequences),
         prompt_token_ids=request.token_ids if request.return_token_ids else None,
+        prompt_logprobs=_prompt_logprobs(sequences[0]),
     )
 
 
@@ -132,6 +144,18 @@ def usage_of(sequences: list[Sequence]) -> Usage:
     prompt = sequences[0].prompt_length
     completion = sum(len(sequence.logprobs) for sequence in sequences)
     return Usage(prompt, completion, prompt + completion)
+
+
+def _prompt_logprobs(sequence: Sequence) -> list[dict[int, PromptCandidate] | None] | None:
+    if sequence.prompt_scores is None:
+        return None
+    found: list[dict[int, PromptCandidate] | None] = []
+    for scores in sequence.prompt_scores:
+        candidates: dict[int, PromptCandidate] = {}
+        for score in scores:  # the token itself may be among the likeliest
+            candidates.setdefault(score.token, PromptCandidate(score.logprob, score.rank))
+        found.append(candidates or None)
+    return found
 
 
 def _choice(index: int, sequence: Sequence, first: int, experts_dtype: str) -> Choice:

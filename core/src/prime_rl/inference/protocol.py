@@ -54,6 +54,9 @@ class GenerateSampling(SamplingFields, kw_only=True):
 
     logprobs: Annotated[int, Meta(ge=-1, le=20)] | None = None
     """Every sampled token's log-probability comes in any case; above 1 also the likeliest ones."""
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """Also score the prompt's tokens, at temperature 1 whatever the sampling parameters say; above
+    0 also the likeliest ones at every position."""
     detokenize: bool | None = None
     flat_logprobs: bool | None = None
 
@@ -217,10 +220,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields we know and do not act on, with the values that ask for nothing (None always does)."""
 
 
-def refuse_unsupported(fields: Struct) -> None:
+def refuse_unsupported(fields: Struct, supported: tuple[str, ...] = ()) -> None:
     """Raise RequestError naming the first field whose value asks for what this engine lacks."""
     for name in fields.__struct_fields__:
-        if name not in NEUTRAL:
+        if name not in NEUTRAL or name in supported:
             continue
         value = getattr(fields, name)
         if value is not None and value not in NEUTRAL[name]:

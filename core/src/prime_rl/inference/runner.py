@@ -39,6 +39,7 @@ class ModelRunner:
         use_decode_cache: bool | str = "auto",
         records_routes: bool = False,
     ) -> None:
+        self.plugin = plugin
         self.module = module
         self.layout = layout
         self.num_layers: int = architecture.num_layers

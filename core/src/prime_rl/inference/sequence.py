@@ -45,6 +45,17 @@ class SamplingParams:
         return not self.is_greedy and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """How likely a token is at a position."""
+
+    token: int
+    logprob: float
+    """Nats, at temperature 1."""
+    rank: int
+    """Number of tokens that are at least as likely."""
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """Prompt and completion, in the engine thread's hands until `finish_reason` is set."""
@@ -65,6 +76,10 @@ class Sequence:
     """Record which tokens were candidates at every position."""
     wants_routes: bool = False
     """Record the experts of every token."""
+    prompt_tops: int | None = None
+    """Score the prompt's tokens, and this many of the likeliest at every position; None: neither."""
+    prompt_scores: list[list[TokenScore]] | None = None
+    """Per prompt token its own score, then the likeliest ones'; none for the first token."""
     draws: random.Random = field(init=False)
     """One draw per sampled token, whatever else runs beside this sequence."""
     logprobs: list[float] = field(default_factory=list)
@@ -87,6 +102,11 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.draws = random.Random(self.params.seed)
+
+    @property
+    def awaits_scores(self) -> bool:
+        """The prompt is still to be scored."""
+        return self.prompt_tops is not None and self.prompt_scores is None
 
     @property
     def completion(self) -> list[int]:

@@ -194,6 +194,30 @@ class EngineConformance(PluginConformance):
             assert math.isfinite(entry["logprob"]) and entry["logprob"] <= 0
         assert answer["usage"]["prompt_tokens"] == len(PROMPT)
 
+    def test_prompts_are_scored_at_temperature_one(self, engine: Served) -> None:
+        """In the shape of vLLM; engines that declare `prompt_logprobs`."""
+        if not self.plugin_class().capabilities.get("prompt_logprobs"):  # type: ignore[attr-defined]
+            return
+        for temperature in (1.0, 0.5):
+            answer = engine.client.post(
+                "/inference/v1/generate",
+                {
+                    "token_ids": PROMPT,
+                    "sampling_params": {
+                        "max_tokens": 1,
+                        "temperature": temperature,
+                        "prompt_logprobs": 0,
+                    },
+                },
+            )
+            first, *others = answer["prompt_logprobs"]
+            assert first is None and len(others) == len(PROMPT) - 1
+            found = [
+                position[str(token)]["logprob"]
+                for position, token in zip(others, PROMPT[1:], strict=True)
+            ]
+            self.check_scores(engine.first, PROMPT, found)
+
     def test_logprobs_are_the_modules_own_at_the_sampling_temperature(self, engine: Served) -> None:
         for temperature in (1.0, 0.6, 1.7):
             choice = engine.client.generate(
