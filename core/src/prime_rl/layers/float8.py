@@ -106,6 +106,13 @@ def round_activations(x: Tensor, power_of_two: bool, dtype: torch.dtype | None =
     )
 
 
+def round_bfloat16(x: Tensor) -> Tensor:
+    """x as a reader of bfloat16 memory gets it, in x's dtype; straight-through."""
+    if x.dtype == torch.bfloat16:
+        return x
+    return straight_through(x, x.detach().bfloat16().to(x.dtype))
+
+
 def _grouped(x: Tensor, size: int) -> Tensor:
     """[..., G, size], filled up with zeros."""
     missing = -x.shape[-1] % size
