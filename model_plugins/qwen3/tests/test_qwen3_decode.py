@@ -1,11 +1,13 @@
 """The decode cache step by step: sizes change, weights change, dtypes, misuse."""
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from prime_rl_model_qwen3 import Qwen3, Qwen3MoE
 from prime_rl_model_qwen3.decode import Qwen3Decoder
+from prime_rl_model_qwen3.decode_step import LARGEST_HEAD_PRODUCT, LARGEST_ROW_PRODUCT
 
 from prime_rl.api import DecodeRequest, Kernels, PackedBatch
 from prime_rl.layers.attention_torch import TorchAttention, TorchAttentionConfig
@@ -32,8 +34,10 @@ EXPERTS = {
 }
 
 
-def made(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> tuple[Any, Qwen3Decoder]:
-    """A module with random weights and a decoder of 4 slots and 70 positions."""
+def made(
+    config: dict[str, Any], dtype: torch.dtype = torch.float32, positions: int = 70
+) -> tuple[Any, Qwen3Decoder]:
+    """A module with random weights and a decoder of 4 slots."""
     plugin = (Qwen3MoE if config["model_type"] == "qwen3_moe" else Qwen3)(
         Qwen3.Config() if config["model_type"] == "qwen3" else Qwen3MoE.Config()
     )
@@ -45,7 +49,7 @@ def made(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> tuple[An
         for parameter in module.parameters():
             parameter.mul_(3.0 if parameter.dim() > 1 else 1.2).add_(0.01)
     module = module.to(dtype)
-    decoder = plugin.decoder(module, architecture, 4, 70)
+    decoder = plugin.decoder(module, architecture, 4, positions)
     assert isinstance(decoder, Qwen3Decoder)
     return module, decoder
 
@@ -56,11 +60,21 @@ def packed(module: Any, texts: list[list[int]]) -> torch.Tensor:
     return module(batch)[batch.cu_seqlens[1:].long() - 1]
 
 
-@pytest.mark.parametrize("config", [DENSE, {**DENSE, "attention_bias": True}, EXPERTS])
+@pytest.mark.parametrize(
+    "config",
+    [
+        DENSE,
+        {**DENSE, "attention_bias": True},
+        {**DENSE, "num_key_value_heads": 4},
+        {**DENSE, "num_key_value_heads": 1, "tie_word_embeddings": True},
+        EXPERTS,
+        {**EXPERTS, "attention_bias": True},
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sequences_join_and_leave(config: dict[str, Any], dtype: torch.dtype) -> None:
     """1, then 3, then 2, then 4 sequences of different lengths, token by token and in larger
-    pieces, in slot order (the recorded step) and not, against the packed forward."""
+    pieces, in slot order (the step in fixed buffers) and not, against the packed forward."""
     module, decoder = made(config, dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 0.03  # of the norm
     texts = {slot: [(7 * slot + i) % 96 for i in range(3 + 2 * slot)] for slot in range(4)}
@@ -93,7 +107,7 @@ def test_to_the_last_position(slots: list[int]) -> None:
 
 
 @pytest.mark.parametrize("config", [DENSE, EXPERTS])
-def test_new_weights_after_the_step_was_recorded(config: dict[str, Any]) -> None:
+def test_new_weights_after_a_step_in_fixed_buffers(config: dict[str, Any]) -> None:
     module, decoder = made(config)
     text = [3, 1, 4, 1, 5]
     for slot in (0, 1):
@@ -107,6 +121,49 @@ def test_new_weights_after_the_step_was_recorded(config: dict[str, Any]) -> None
     found = decoder.forward([DecodeRequest(slot, 5, [9]) for slot in (0, 1)])
     expected = packed(module, [[*text, 9]])
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("config", [DENSE, EXPERTS])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_large_weights(config: dict[str, Any], slots: int) -> None:
+    """Scores and gates whose exponentials alone overflow float32, and no warning about them."""
+    module, decoder = made(config)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.mul_(6.0)
+            elif name.endswith("mlp.gate_up.weight"):
+                parameter.mul_(300.0)
+    texts = [[(11 * slot + i) % 96 for i in range(9)] for slot in range(slots)]
+    decoder.forward([DecodeRequest(slot, 0, text[:-1]) for slot, text in enumerate(texts)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = decoder.forward([DecodeRequest(s, 8, text[-1:]) for s, text in enumerate(texts)])
+    expected = packed(module, texts)
+    assert decoder.step is not None and not decoder.step.layers[0].has_small_scores
+    assert (found - expected).norm() <= 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_beyond_the_sizes_that_numpy_multiplies(slots: int) -> None:
+    config = {**DENSE, "intermediate_size": LARGEST_ROW_PRODUCT // 64}
+    module, decoder = made(config, positions=400)
+    length = LARGEST_HEAD_PRODUCT // (2 * 32) + 20
+    texts = [[(13 * slot + 5 * i) % 96 for i in range(length - slot)] for slot in range(slots)]
+    decoder.forward([DecodeRequest(slot, 0, text[:-1]) for slot, text in enumerate(texts)])
+    found = decoder.forward(
+        [DecodeRequest(slot, len(text) - 1, text[-1:]) for slot, text in enumerate(texts)]
+    )
+    expected = packed(module, texts)
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_results_outlive_the_next_step() -> None:
+    _, decoder = made(DENSE)
+    first = decoder.forward([DecodeRequest(0, 0, [1])])
+    kept = first.clone()
+    decoder.forward([DecodeRequest(0, 1, [2])])
+    assert first.equal(kept)
 
 
 def test_experts_are_recorded_in_request_order() -> None:

@@ -22,6 +22,10 @@ from prime_rl.models.load import load_named
 COPIED_HEAD_BYTES = 64 * 2**20
 """Heads up to this size are kept a second time, transposed."""
 
+LARGEST_ROW_HEAD = 2**17
+"""Elements of heads that numpy multiplies a single row by: it takes half of torch's time, and its
+BLAS no threads."""
+
 
 class ModelRunner:
     """One module, one decoder. Used from the engine thread only."""
@@ -78,6 +82,8 @@ class ModelRunner:
         float32, as the trainer does."""
         if self.device.type == "cuda" and self._head_HV.dtype != torch.float32:
             return torch.mm(hidden.to(self._head_HV.dtype), self._head_HV, out_dtype=torch.float32)
+        if self._row_head_HV is not None and hidden.shape[0] == 1:
+            return torch.from_numpy(numpy.dot(hidden.float().numpy(), self._row_head_HV))
         return torch.mm(hidden.float(), self._head_HV)
 
     def update(self, tensors: Iterable[NamedTensor]) -> None:
@@ -103,6 +109,8 @@ class ModelRunner:
             if head_HV.nbytes <= COPIED_HEAD_BYTES:
                 head_HV = head_HV.contiguous()
         self._head_HV = head_HV
+        is_tiny = self.device.type == "cpu" and head_HV.numel() <= LARGEST_ROW_HEAD
+        self._row_head_HV = head_HV.numpy() if is_tiny else None
 
     def _store_routes(
         self,

@@ -130,7 +130,9 @@ def _draw_on_host(
     steps of a small model each costs more than its arithmetic. Float64 holds the exponentials of
     any logits below 709, so nothing is subtracted first."""
     values = logits.numpy()
-    cumulative = numpy.exp(values, dtype=numpy.float64).cumsum(axis=1)
+    cumulative = values.astype(numpy.float64)
+    numpy.exp(cumulative, out=cumulative)
+    numpy.add.accumulate(cumulative, 1, out=cumulative)
     totals = cumulative[:, -1].tolist()
     if not all(0.0 < total < math.inf for total in totals):
         return _draw_on_device(logits, draws, greedy_rows)

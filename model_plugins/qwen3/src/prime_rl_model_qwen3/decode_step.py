@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy
 import torch
 from numpy import ndarray
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from prime_rl_model_qwen3.decode_layer import AttentionWeights, LayerMath, MLPWeights
@@ -27,6 +28,10 @@ LARGEST_ROW_PRODUCT = 2**17
 uses threads, which cost milliseconds whenever something else runs on their cores."""
 LARGEST_HEAD_PRODUCT = 2**14
 """Multiply-adds per key head up to which numpy is the faster one; far from its threads, too."""
+
+
+LARGEST_PLAIN_SCORE = 40.0
+"""Scores up to this size are exponentiated as they are: the sums stay far inside float32."""
 
 
 class StepLayer(NamedTuple):
@@ -60,16 +65,24 @@ class PlainStep:
         self.embedding = model.embedding.detach().numpy()
         self.rotation_L21D = model.rotation_L21D.numpy()
         self.final_norm = model.final_norm.numpy()
-        self.slots, self.places = numpy.arange(rows), numpy.arange(length)
+        self.slots = numpy.arange(rows)
+        strip = _buffer(2 * length)
+        strip[length:] = -numpy.inf
+        # By position, what to add to the scores: 0 up to it, -inf beyond.
+        self.masks_LL = sliding_window_view(strip, length)[length - 1 :: -1]
         hidden = self.embedding.shape[1]
-        self.x_RH, self.normal_RH, self.added_RH = (_buffer(rows, hidden) for _ in range(3))
-        self.x_length = _Length(self.x_RH, math.norm.least.item())
+        self.normal_RH, self.added_RH = _buffer(rows, hidden), _buffer(rows, hidden)
+        # One more column, so that its length is the one that the norm divides by.
+        wider = _buffer(rows, hidden + 1)
+        wider[:, hidden] = math.norm.least.item()
+        self.x_RH, self.x_length = wider[:, :hidden], _Length(wider)
         self.fused = _buffer(rows, (normed + key_heads) * size)
         fused = self.fused.reshape(rows, -1, size)
         self.normed_RMD = fused[:, :normed]
         self.keys_RKD = fused[:, self.heads : normed]
         self.stored_R2KD = fused[:, self.heads :].reshape(rows, 2, key_heads, size)
-        self.head_length = _Length(self.normed_RMD, math.head_norm.least.item())
+        self.head_length = _Length(self.normed_RMD)
+        self.least_square = numpy.float32(math.head_norm.least.item() ** 2)
         self.turned_RMD, self.crossed_RMD = (_buffer(rows, normed, size) for _ in range(2))
         halves = (rows, normed, 2, size // 2)
         self.crossed_halves = self.crossed_RMD.reshape(halves)
@@ -97,18 +110,18 @@ class PlainStep:
     def _run(self, tokens: list[int], positions: list[int]) -> Tensor:
         x_RH, normal_RH = self.x_RH, self.normal_RH
         x_RH[:] = self.embedding[tokens]
-        rotation_R21D = self.rotation_L21D[positions]
+        positions_R = numpy.array(positions)
+        rotation_R21D = self.rotation_L21D[positions_R]
         cos_R1D = rotation_R21D[:, 0]
         sin_halves = rotation_R21D[:, 1].reshape(self.rows, 1, 2, -1)
-        ahead = self.places > numpy.array(positions)[:, None]
-        mask_R1L = numpy.where(ahead, numpy.float32(-numpy.inf), numpy.float32(0.0))[:, None]
+        mask_R1L = self.masks_LL[positions_R][:, None]
         for layer in self.layers:
             numpy.divide(x_RH, self.x_length(), out=normal_RH)
             layer.project()
             if layer.bias is not None:
                 self.fused += layer.bias
             self._rotate(layer.head_norm_MD, cos_R1D, sin_halves)
-            layer.places[self.slots, positions] = self.stored_R2KD
+            layer.places[self.slots, positions_R] = self.stored_R2KD
             self._attend(layer, mask_R1L)
             layer.project_out()
             numpy.add(x_RH, self.added_RH, out=x_RH)
@@ -122,7 +135,7 @@ class PlainStep:
     def _rotate(self, head_norm_MD: ndarray, cos_R1D: ndarray, sin_halves: ndarray) -> None:
         """Queries and keys normalised and turned, each into where they are read."""
         turned_RMD, crossed_RMD, heads = self.turned_RMD, self.crossed_RMD, self.heads
-        numpy.divide(head_norm_MD, self.head_length(), out=turned_RMD)
+        numpy.divide(head_norm_MD, self.head_length(self.least_square), out=turned_RMD)
         numpy.multiply(turned_RMD, self.normed_RMD, out=turned_RMD)
         numpy.multiply(self.swapped_halves, sin_halves, out=self.crossed_halves)
         numpy.multiply(turned_RMD, cos_R1D, out=turned_RMD)
@@ -133,10 +146,13 @@ class PlainStep:
         scores_BGL = self.scores_BGL
         layer.score()
         numpy.add(self.scores_RNL, mask_R1L, out=self.scores_RNL)
-        numpy.subtract(scores_BGL, scores_BGL.max(-1, keepdims=True), out=scores_BGL)
+        if not layer.has_small_scores:
+            largest_BG1 = numpy.maximum.reduce(scores_BGL, -1, keepdims=True)
+            numpy.subtract(scores_BGL, largest_BG1, out=scores_BGL)
         numpy.exp(scores_BGL, out=scores_BGL)
         layer.mix()
-        numpy.divide(self.mixed_BGD, scores_BGL.sum(-1, keepdims=True), out=self.mixed_BGD)
+        total_BG1 = numpy.add.reduce(scores_BGL, -1, keepdims=True)
+        numpy.divide(self.mixed_BGD, total_BG1, out=self.mixed_BGD)
 
     def _feed_forward(self, layer: _Operations) -> None:
         if layer.project_up is None or layer.project_down is None:
@@ -157,12 +173,16 @@ class PlainStep:
         read = layer.cache[:, : self.rows, :, : self.length]
         keys_BLD, values_BLD = read.view(2, -1, *read.shape[3:]).unbind(0)
         mixed_RF = self.mixed_BGD.reshape(self.rows, -1)
+        # Norms bound queries and keys, and these the scores.
+        head_norm_MD = attention.head_norm.numpy() * scales_M1
+        query, key = (abs(part).max() for part in numpy.split(head_norm_MD, [self.heads]))
         qkv, out = layer.block.attention.qkv, layer.block.attention.out
         return _Operations(
             block=layer.block,
             project=_row_product(self.normal_RH, attention.qkv, self.fused),
             bias=_array(qkv.bias),
-            head_norm_MD=attention.head_norm.numpy() * scales_M1,
+            head_norm_MD=head_norm_MD,
+            has_small_scores=query * key <= LARGEST_PLAIN_SCORE,
             places=layer.cache.permute(1, 3, 0, 2, 4).numpy(),
             score=_head_product(self.queries_BGD, keys_BLD.transpose(1, 2), self.scores_BGL),
             mix=_head_product(self.scores_BGL, values_BLD, self.mixed_BGD),
@@ -183,6 +203,8 @@ class _Operations(NamedTuple):
     head_norm_MD: ndarray
     places: ndarray
     """The cache by slot and position, [slots, L, 2, K, D]."""
+    has_small_scores: bool
+    """Their exponentials need no shift."""
     score: Operation
     mix: Operation
     project_out: Operation
@@ -195,25 +217,25 @@ class _Operations(NamedTuple):
 
 
 class _Length:
-    """sqrt(|x|^2 + least^2) over the last dimension of a buffer, kept."""
+    """|x|, or sqrt(|x|^2 + more), over the last dimension of a buffer; kept."""
 
-    def __init__(self, x: ndarray, least: float) -> None:
-        self.least_square = numpy.float32(least**2)
+    def __init__(self, x: ndarray) -> None:
         self.length = _buffer(*x.shape[:-1], 1)
         self.square = partial(
             numpy.matmul, x[..., None, :], x[..., :, None], out=self.length[..., None]
         )
 
-    def __call__(self) -> ndarray:
+    def __call__(self, more: numpy.float32 | None = None) -> ndarray:
         self.square()
-        numpy.add(self.length, self.least_square, out=self.length)
+        if more is not None:
+            numpy.add(self.length, more, out=self.length)
         return numpy.sqrt(self.length, out=self.length)
 
 
 def _row_product(left: ndarray, right: Tensor, out: ndarray) -> Operation:
     """left @ right into out. Several rows are torch's: numpy's BLAS is slow at few of them."""
     if left.shape[0] == 1 and right.numel() <= LARGEST_ROW_PRODUCT:
-        return partial(numpy.matmul, left, right.numpy(), out=out)
+        return partial(numpy.dot, left, right.numpy(), out=out)
     return partial(torch.mm, torch.from_numpy(left), right, out=torch.from_numpy(out))
 
 
