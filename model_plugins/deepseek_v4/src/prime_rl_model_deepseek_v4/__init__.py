@@ -33,8 +33,9 @@ class DeepseekV4(Model):
 
     def build(self, architecture: DeepseekV4Architecture, kernels: Kernels) -> nn.Module:
         from prime_rl_model_deepseek_v4.model import DeepseekV4Module
+        from prime_rl_model_deepseek_v4.numerics import read_numerics
 
-        return DeepseekV4Module(architecture, kernels)
+        return DeepseekV4Module(architecture, kernels, read_numerics(self.config))
 
     def initialise(self, module: nn.Module, generator: torch.Generator) -> None:
         from prime_rl_model_deepseek_v4.initialise import initialise

@@ -1,7 +1,7 @@
 """The attention of all three kinds of layer: local keys, and compressed entries where there are.
 
-T tokens, C entries, S = T + C key rows, H heads, D head size, Q query rank, N rows per query,
-G groups of heads, O output rank. One key row serves all heads and is its own value.
+T tokens, C entries, S = T + C key rows, H heads, D head size, Q query rank, N rows per query.
+One key row serves all heads and is its own value.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from prime_rl.api.backends import DSABackend
+from prime_rl.layers.float8_linear import make_linear
 from prime_rl.layers.norms import RMSNorm, rms_norm_late
 from prime_rl_model_deepseek_v4.architecture import DeepseekV4Architecture
 from prime_rl_model_deepseek_v4.compressor import Compressor
+from prime_rl_model_deepseek_v4.grouped import GroupedLinear
 from prime_rl_model_deepseek_v4.indexer import Indexer
+from prime_rl_model_deepseek_v4.numerics import PLAIN, Numerics, round_rows
 from prime_rl_model_deepseek_v4.places import Entries, Places
 from prime_rl_model_deepseek_v4.rope import rotate_tail
 
@@ -30,28 +33,19 @@ class Sink(nn.Module):
         return self.logit.float().clone()
 
 
-class GroupedLinear(nn.Module):
-    """A matrix per group of heads: weight [G O, H D / G], the groups' rows one after the other."""
-
-    def __init__(self, groups: int, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.groups = groups
-        self.weight = nn.Parameter(torch.empty(groups * outputs, inputs))
-
-    def forward(self, x_THD: Tensor) -> Tensor:
-        """[T, G O]."""
-        x_GTI = x_THD.flatten(1).unflatten(1, (self.groups, -1)).transpose(0, 1)
-        weight_GIO = self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2)
-        return torch.bmm(x_GTI, weight_GIO).transpose(0, 1).flatten(1)
-
-
 class Attention(nn.Module):
     """Softmax over the local window, the visible entries and the sink at once."""
 
     def __init__(
-        self, architecture: DeepseekV4Architecture, layer: int, backend: DSABackend
+        self,
+        architecture: DeepseekV4Architecture,
+        layer: int,
+        backend: DSABackend,
+        numerics: Numerics = PLAIN,
     ) -> None:
         super().__init__()
+        self.numerics, scales = numerics, numerics.linear_scales
+        self.rotary_dim = architecture.rotary_dim
         self.schedule = schedule = architecture.layers[layer]
         self.heads, self.head_dim = architecture.num_heads, architecture.head_dim
         self.eps = eps = architecture.norm_eps
@@ -59,19 +53,21 @@ class Attention(nn.Module):
         hidden, rank = architecture.hidden_size, architecture.query_rank
         self.ranks = (rank, self.head_dim)
         width, groups = self.heads * self.head_dim, architecture.output_groups
-        self.latent = nn.Linear(hidden, sum(self.ranks), bias=False)
+        self.latent = make_linear(hidden, sum(self.ranks), scales)
         """Rows of the query latent, then of the key."""
         self.query_norm = RMSNorm(rank, eps, round_late=True)
-        self.query = nn.Linear(rank, width, bias=False)
+        self.query = make_linear(rank, width, scales)
         self.key_norm = RMSNorm(self.head_dim, eps, round_late=True)
         self.sink = Sink(self.heads)
-        self.out_groups = GroupedLinear(groups, width // groups, architecture.output_rank)
-        self.out = nn.Linear(groups * architecture.output_rank, hidden, bias=False)
+        self.out_groups = GroupedLinear(
+            groups, width // groups, architecture.output_rank, numerics.grouped_scales
+        )
+        self.out = make_linear(groups * architecture.output_rank, hidden, scales)
         ratio, is_csa = schedule.ratio, schedule.kind == "csa"
         self.compressor = (
             Compressor(hidden, self.head_dim, ratio, overlap=is_csa, eps=eps) if ratio else None
         )
-        self.indexer = Indexer(architecture, ratio) if is_csa else None
+        self.indexer = Indexer(architecture, ratio, numerics) if is_csa else None
 
     def forward(self, x_TH: Tensor, places: Places) -> Tensor:
         """[T, hidden]."""
@@ -88,6 +84,8 @@ class Attention(nn.Module):
             entries = places.entries[self.schedule.ratio]
             rows_SD = torch.cat((rows_SD, self.compressor(x_TH, entries)))
             chosen_TN = self._choose(x_TH, latent_TQ, places, entries)
+        if self.numerics.fp8_cache:
+            rows_SD = round_rows(rows_SD, self.rotary_dim)
         mixed_THD = self.backend.attend(
             q_THD,
             rows_SD[:, None],
@@ -98,6 +96,8 @@ class Attention(nn.Module):
             value_size=self.head_dim,
         )
         # Values carry the rope of their place: turned back, what is left is the distance.
+        if self.numerics.grouped_scales is not None:
+            mixed_THD = mixed_THD.float()  # 8-bit inputs are rounded from the float32 rotation
         mixed_THD = rotate_tail(mixed_THD, rotation, inverse=True)
         result: Tensor = self.out(self.out_groups(mixed_THD))
         return result

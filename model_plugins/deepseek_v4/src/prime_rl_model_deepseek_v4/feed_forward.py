@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from prime_rl.api.backends import ExpertActivation, MoEBackend
+from prime_rl.layers.float8_linear import Float8Experts
 from prime_rl.layers.mlp import GatedMLP
 from prime_rl.layers.moe import MoEBlock, RouterSettings
 from prime_rl_model_deepseek_v4.architecture import DeepseekV4Architecture
+from prime_rl_model_deepseek_v4.numerics import PLAIN, Numerics
 
 
 class HashMoEBlock(MoEBlock):
@@ -35,7 +37,12 @@ class HashMoEBlock(MoEBlock):
         return torch.where(replayed_Tk[:, :1] >= 0, replayed_Tk, routes_Tk)
 
 
-def make_experts(architecture: DeepseekV4Architecture, layer: int, backend: MoEBackend) -> MoEBlock:
+def make_experts(
+    architecture: DeepseekV4Architecture,
+    layer: int,
+    backend: MoEBackend,
+    numerics: Numerics = PLAIN,
+) -> MoEBlock:
     """The MoE block of a layer, the shared expert included."""
     experts, hidden = architecture.experts, architecture.hidden_size
     is_hashed = layer in architecture.hash_layers
@@ -48,8 +55,10 @@ def make_experts(architecture: DeepseekV4Architecture, layer: int, backend: MoEB
         scale=experts.scale,
         has_selection_bias=not is_hashed,
     )
-    width = experts.intermediate_size
-    shared = GatedMLP(hidden, width, activation)
+    width, scales = experts.intermediate_size, numerics.linear_scales
+    if scales is not None:
+        backend = Float8Experts(backend, scales)
+    shared = GatedMLP(hidden, width, activation, scales)
     arguments = (hidden, width, router, layer, backend, activation, shared)
     if is_hashed:
         return HashMoEBlock(architecture.vocab_size, *arguments)

@@ -23,22 +23,29 @@ from prime_rl_model_deepseek_v4.hyper_connection import (
     read,
     write,
 )
+from prime_rl_model_deepseek_v4.numerics import Numerics
 from prime_rl_model_deepseek_v4.places import Places, make_places
 
 
 class Block(nn.Module):
     """One layer: attention and experts, each between a read and a write of the streams."""
 
-    def __init__(self, architecture: DeepseekV4Architecture, layer: int, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        architecture: DeepseekV4Architecture,
+        layer: int,
+        kernels: Kernels,
+        numerics: Numerics,
+    ) -> None:
         super().__init__()
         assert kernels.dsa is not None
         hidden, eps = architecture.hidden_size, architecture.norm_eps
         self.attention_maps = HyperConnection(hidden, architecture.hyper, eps)
         self.attention_norm = ReadNorm(hidden, eps)
-        self.attention = Attention(architecture, layer, kernels.dsa)
+        self.attention = Attention(architecture, layer, kernels.dsa, numerics)
         self.mlp_maps = HyperConnection(hidden, architecture.hyper, eps)
         self.mlp_norm = ReadNorm(hidden, eps)
-        self.mlp = make_experts(architecture, layer, kernels.moe[layer])
+        self.mlp = make_experts(architecture, layer, kernels.moe[layer], numerics)
 
     def forward(self, streams_TND: Tensor, places: Places, routes_Tk: Tensor | None) -> Tensor:
         """The streams behind the layer; `routes` as the router takes them."""
@@ -55,7 +62,9 @@ class Block(nn.Module):
 class DeepseekV4Module(nn.Module):
     """Embedding, blocks, final read and norm; the head is kept here and applied by core."""
 
-    def __init__(self, architecture: DeepseekV4Architecture, kernels: Kernels) -> None:
+    def __init__(
+        self, architecture: DeepseekV4Architecture, kernels: Kernels, numerics: Numerics
+    ) -> None:
         super().__init__()
         self.architecture = architecture
         vocabulary, hidden = architecture.vocab_size, architecture.hidden_size
@@ -63,7 +72,8 @@ class DeepseekV4Module(nn.Module):
         self.main_rotary = Rotary(architecture.main_rotary)
         self.compress_rotary = Rotary(architecture.compress_rotary)
         self.layers = nn.ModuleList(
-            Block(architecture, layer, kernels) for layer in range(architecture.num_layers)
+            Block(architecture, layer, kernels, numerics)
+            for layer in range(architecture.num_layers)
         )
         self.stream_head = StreamHead(hidden, architecture.hyper, architecture.norm_eps)
         self.norm = RMSNorm(hidden, architecture.norm_eps, round_late=True)
