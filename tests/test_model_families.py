@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks_of_families import architectures
+from trainer_world import changed, make_run, metrics_of, train
 
 SCRIPT = Path(__file__).with_name("ranks_of_families.py")
 FAMILIES = {"qwen3", "deepseek_v4", "glm5", "nemotron_h", "qwen3_8"}
@@ -43,3 +45,22 @@ def test_bfloat16_over_ranks_is_near_and_finite(comparisons):
     assert {each["model"].partition(":")[0] for each in rounded} >= FAMILIES
     for each in rounded:
         assert each["finite"] and each["loss"] < 0.03, each
+
+
+DEBUG = [pair for pair in architectures() if pair[0] in {f"{name}:debug" for name in FAMILIES}]
+
+
+@pytest.mark.parametrize(("name", "architecture"), DEBUG, ids=[name for name, _ in DEBUG])
+def test_one_rank_trains_in_bfloat16(name, architecture, tmp_path):
+    """Float32 weights behind sharding of one rank, optimizer steps, export, resume."""
+    fresh = {"architecture": architecture, "tokenizer": "letters"}
+    model = {"fresh": fresh, "compute_dtype": "bfloat16"}
+    trainer = {"optim": {"lr": 1e-2}, "schedule": {"type": "constant"}}
+    run = make_run(tmp_path, "sft", max_steps=4, model=model, trainer=trainer, ckpt={"interval": 2})
+    train(run, 1)
+    losses = [row["loss/mean"] for row in metrics_of(run)]
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    resumed = changed(run, resume={"step": 2})
+    train(resumed, 1)
+    again = [row["loss/mean"] for row in metrics_of(run)][-2:]
+    assert again == pytest.approx(losses[2:], rel=1e-2)

@@ -44,10 +44,9 @@ def divide_tables(module: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
     if any(table.on_cpu for table in tables) and mesh.device_type != "cpu":
         host = init_device_mesh("cpu", (mesh.size(),), mesh_dim_names=("shard",))
     for table in tables:
-        if mesh.size() == 1:
-            continue
         own = host if table.on_cpu else mesh
-        table.exchange = RowExchange(own.get_group(), table.weight.shape[0])
+        if own.size() > 1:
+            table.exchange = RowExchange(own.get_group(), table.weight.shape[0])
         weight = distribute_tensor(table.weight, own, [Shard(0)])
         table.weight = nn.Parameter(weight, requires_grad=table.weight.requires_grad)
     return {table.weight for table in tables}

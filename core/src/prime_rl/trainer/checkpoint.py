@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,10 +25,13 @@ from prime_rl.parallel.collectives import barrier
 from prime_rl.parallel.world import World
 from prime_rl.trainer.schedule import Schedule
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
 log = logging.getLogger(__name__)
 
 COMPONENT = "trainer"
-FORMAT = 1
+FORMAT = 2
 STATE = "state"
 COUNTERS = "trainer.json"
 
@@ -65,10 +68,7 @@ class TrainerState:
 def save_state(checkpoint: ComponentCheckpoint, state: TrainerState, world: World) -> None:
     """Write the checkpoint of `state.progress.step`; a collective. Whole or absent."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import (
-        get_model_state_dict,
-        get_optimizer_state_dict,
-    )
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
     step = state.progress.step
     if world.is_master:
@@ -77,7 +77,7 @@ def save_state(checkpoint: ComponentCheckpoint, state: TrainerState, world: Worl
     folder = checkpoint.unfinished(step, COMPONENT)
     tensors = {
         "model": get_model_state_dict(state.model),
-        "optimizer": get_optimizer_state_dict(state.model, state.optimizer),
+        "optimizer": _optimizer_tensors(state),
     }
     with _one_process_is_fine():
         dcp.save(tensors, checkpoint_id=folder / STATE, process_group=world.control)
@@ -87,6 +87,19 @@ def save_state(checkpoint: ComponentCheckpoint, state: TrainerState, world: Worl
     if world.is_master:
         checkpoint.finish(step, COMPONENT)
     barrier(world)
+
+
+def _by_parameter() -> StateDictOptions:
+    """Optimizer states under parameter names: how parameters form groups depends on the ranks."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def _optimizer_tensors(state: TrainerState) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    return get_optimizer_state_dict(state.model, state.optimizer, options=_by_parameter())
 
 
 @contextmanager
@@ -138,14 +151,13 @@ def _load_tensors(folder: Path, state: TrainerState, skip_optimizer: bool, world
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import (
         get_model_state_dict,
-        get_optimizer_state_dict,
         set_model_state_dict,
         set_optimizer_state_dict,
     )
 
     wanted: dict[str, Any] = {"model": get_model_state_dict(state.model)}
     if not skip_optimizer:
-        wanted["optimizer"] = get_optimizer_state_dict(state.model, state.optimizer)
+        wanted["optimizer"] = _optimizer_tensors(state)
     try:
         with _one_process_is_fine():
             dcp.load(wanted, checkpoint_id=folder, process_group=world.control)
@@ -155,7 +167,12 @@ def _load_tensors(folder: Path, state: TrainerState, skip_optimizer: bool, world
         ) from error
     set_model_state_dict(state.model, wanted["model"])
     if not skip_optimizer:
-        set_optimizer_state_dict(state.model, state.optimizer, optim_state_dict=wanted["optimizer"])
+        set_optimizer_state_dict(
+            state.model,
+            state.optimizer,
+            optim_state_dict=wanted["optimizer"],
+            options=_by_parameter(),
+        )
 
 
 def _read_counters(path: Path) -> dict[str, Any]:

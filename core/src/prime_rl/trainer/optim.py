@@ -17,26 +17,27 @@ def build_optimizer(
     config: OptimConfig, parameters: Iterable[nn.Parameter], stage_type: str
 ) -> torch.optim.Optimizer:
     """The configured optimizer over those parameters that train."""
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    trainable = _by_mesh(parameter for parameter in parameters if parameter.requires_grad)
+    groups = [{"params": sharded_alike} for sharded_alike in trainable]
     decay = config.weight_decay
     if decay == "auto":
         decay = AUTO_WEIGHT_DECAY[stage_type]
     if isinstance(config, AdamWConfig):
         return torch.optim.AdamW(
-            trainable,
+            groups,
             lr=config.lr,
             betas=(config.betas1, config.betas2),
             eps=config.eps,
             weight_decay=decay,
             fused=True,
         )
-    return SignSGD(trainable, lr=config.lr, weight_decay=decay)
+    return SignSGD(groups, lr=config.lr, weight_decay=decay)
 
 
 class SignSGD(torch.optim.Optimizer):
     """w -= lr * weight_decay * w; w -= lr * sign(gradient). Keeps no state."""
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
+    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -82,8 +83,8 @@ def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, max_norm: float
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters by the ranks they are sharded over; torch computes only with tensors of one mesh
-    at a time."""
+    """Parameters by the ranks they are sharded over; torch computes only with tensors that are
+    sharded over the same ones."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
