@@ -167,6 +167,15 @@ def test_compressor(kind: str) -> None:
     assert_same_gradients(part, found, expected)
 
 
+def test_broken_document_stays_alone() -> None:
+    """NaN in one document: a masked gate alone would not do, for 0 * NaN is NaN."""
+    part = randomise(Compressor(64, 32, 4, overlap=True, eps=EPS))
+    x_TH = inputs(16, 64)
+    x_TH[:8] = torch.nan
+    found = part(x_TH, places_of(architecture(), (8, 8)).entries[4])
+    assert found[:2].isnan().all() and found[2:].isfinite().all()
+
+
 def test_no_entry_at_all() -> None:
     """Documents shorter than a window: nothing, and every parameter still gets a gradient."""
     part = randomise(Compressor(64, 32, 4, overlap=True, eps=EPS))
@@ -263,17 +272,18 @@ def test_stream_head() -> None:
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 20])
-def test_sinkhorn_gradient(iterations: int) -> None:
-    """Against automatic differentiation of the unrolled steps, in float64."""
+@pytest.mark.parametrize("eps", [1e-6, 0.1])
+def test_sinkhorn_gradient(iterations: int, eps: float) -> None:
+    """Finite differences, and the unrolled steps, in float64."""
     generator = torch.Generator().manual_seed(0)
     raw = torch.randn(3, 4, 4, generator=generator, dtype=torch.float64) * 2
-    start = (raw.softmax(-1) + 1e-6).requires_grad_()
-    assert torch.autograd.gradcheck(lambda m: sinkhorn(m, iterations, 1e-6), (start,))
-    unrolled = start / (start.sum(1, keepdim=True) + 1e-6)
+    start = (raw.softmax(-1) + eps).requires_grad_()
+    assert torch.autograd.gradcheck(lambda m: sinkhorn(m, iterations, eps), (start,))
+    unrolled = start / (start.sum(1, keepdim=True) + eps)
     for _ in range(iterations - 1):
-        unrolled = unrolled / (unrolled.sum(2, keepdim=True) + 1e-6)
-        unrolled = unrolled / (unrolled.sum(1, keepdim=True) + 1e-6)
-    torch.testing.assert_close(sinkhorn(start, iterations, 1e-6), unrolled)
+        unrolled = unrolled / (unrolled.sum(2, keepdim=True) + eps)
+        unrolled = unrolled / (unrolled.sum(1, keepdim=True) + eps)
+    torch.testing.assert_close(sinkhorn(start, iterations, eps), unrolled)
 
 
 def test_write_is_transposed_and_differentiable() -> None:
