@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prime_rl.wire import RoutedExperts, SamplingMask, TrainingSample
@@ -25,6 +25,15 @@ assert array("i").itemsize == 4 and array("f").itemsize == 4
 
 
 @dataclass(frozen=True)
+class ReferenceView:
+    """What a reference model is given in place of the first tokens of a sample."""
+
+    token_ids: tuple[int, ...]
+    replaced: int
+    """Leading tokens of the sample that these stand for; the others follow."""
+
+
+@dataclass(frozen=True)
 class SampleColumns:
     """The streams of one sample as bytes, made once when the sample is complete."""
 
@@ -37,9 +46,13 @@ class SampleColumns:
     branch_index: int
     routed_experts: RoutedExperts | None
     sampling_mask: SamplingMask | None
+    reference_view: ReferenceView | None = None
+    """None: the reference sees what the policy saw."""
 
     @classmethod
-    def of(cls, sample: TrainingSample) -> SampleColumns:
+    def of(
+        cls, sample: TrainingSample, reference_view: ReferenceView | None = None
+    ) -> SampleColumns:
         """Raises ValueError when a stream is not aligned with the tokens."""
         sample.check_aligned()
         return cls(
@@ -53,7 +66,21 @@ class SampleColumns:
             branch_index=sample.branch_index,
             routed_experts=sample.routed_experts,
             sampling_mask=sample.sampling_mask,
+            reference_view=reference_view,
         )
+
+    def values(self, name: str) -> array[Any]:
+        """A stream that is present, as numbers."""
+        found = array(STREAM_TYPES[name])
+        found.frombytes(self.streams[name])
+        return found
+
+    def with_stream(self, name: str, values: list[float]) -> SampleColumns:
+        """The sample with one more stream. Raises ValueError for another number of entries."""
+        if len(values) != self.length:
+            raise ValueError(f"{name} has {len(values)} entries, the sample {self.length} tokens")
+        streams = {**self.streams, name: _to_bytes(STREAM_TYPES[name], values)}
+        return replace(self, streams=streams)
 
     def cut(self, length: int) -> SampleColumns:
         """The first `length` tokens; itself when it is not longer."""
@@ -71,6 +98,7 @@ class SampleColumns:
             self.branch_index,
             _cut_routes(self.routed_experts, length),
             _cut_sampling_mask(self.sampling_mask, length),
+            self.reference_view,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ class AgentTrace:
     """One per merged sequence; without advantages."""
     forks: int
     """Sequences beyond the first: how often the history was rewritten."""
+    paths: Sequence[Sequence[Mapping[str, Any]]] = ()
+    """Per sample the nodes of the record that its tokens come from."""
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from prime_rl.api.algorithm import Algorithm, Branch, Credit, Episode, Group
+from prime_rl.api.algorithm import (
+    Algorithm,
+    Branch,
+    Credit,
+    Episode,
+    Group,
+    ReferenceContext,
+)
 from prime_rl.configs.curriculum import AdvantageRangeConfig
 from prime_rl.errors import RunError
-from prime_rl.orchestrator.columns import SampleColumns
+from prime_rl.orchestrator.columns import ReferenceView, SampleColumns
 from prime_rl.orchestrator.curriculum import is_rejected
-from prime_rl.orchestrator.episode import EpisodeResult
+from prime_rl.orchestrator.episode import AgentTrace, EpisodeResult
+from prime_rl.orchestrator.samples import content_roles
 from prime_rl.wire import TrainingSample
+
+ViewOfContext = Callable[[ReferenceContext, Sequence[int]], ReferenceView]
+"""(context, token ids of the branch) -> what the reference is given."""
 
 
 @dataclass(frozen=True)
@@ -82,21 +94,28 @@ def score(
     results: Sequence[EpisodeResult],
     task_key: str,
     gates: Sequence[AdvantageRangeConfig] = (),
+    *,
+    task: Mapping[str, Any] | None = None,
+    view: ViewOfContext | None = None,
 ) -> ScoredGroup:
     """Credit from the algorithm onto every sample of every episode, then the gates' verdict.
 
     Tokens whose advantage is exactly 0 get the rl weight 0; a sample without any weighted token is
-    dropped. Raises RunError when the algorithm returns something else than its contract says.
+    dropped. `view` turns what the algorithm shows the reference before a branch into tokens. Raises
+    RunError when the algorithm returns something else than its contract says.
     """
     results = sorted(results, key=lambda result: result.request.member)
     first = results[0].request
     samples = [[s for trace in result.traces for s in trace.samples] for result in results]
-    episodes = [_episode(result, own) for result, own in zip(results, samples, strict=True)]
-    credits = algorithm.score_group(Group(first.source, task_key, episodes))
+    with_roles = algorithm.requirements.roles
+    episodes = [_episode(result, with_roles) for result in results]
+    group = Group(first.source, task_key, episodes, task or {})
+    credits = algorithm.score_group(group)
     _check_credits(algorithm, credits, samples)
+    views = _reference_views(algorithm, group, credits, view)
     scored = [
-        _scored(result, own, credit)
-        for result, own, credit in zip(results, samples, credits, strict=True)
+        _scored(result, own, credit, seen)
+        for result, own, credit, seen in zip(results, samples, credits, views, strict=True)
     ]
     rewards = {result.reward for result in results if not result.failed}
     return ScoredGroup(
@@ -152,29 +171,67 @@ def _check_credits(
                     raise RunError(f"{name}.score_group returned {stream.name} that are not finite")
 
 
-def _episode(result: EpisodeResult, samples: Sequence[TrainingSample]) -> Episode:
-    agents = [(trace.agent, trace.reward) for trace in result.traces for _ in trace.samples]
+def _episode(result: EpisodeResult, with_roles: bool) -> Episode:
     return Episode(
         id=result.id,
         outcome=result.outcome,
         reward=result.reward,
         branches=[
-            Branch(agent=agent, token_ids=sample.token_ids, mask=sample.mask, reward=reward)
-            for sample, (agent, reward) in zip(samples, agents, strict=True)
+            Branch(
+                agent=trace.agent,
+                token_ids=sample.token_ids,
+                mask=sample.mask,
+                reward=trace.reward,
+                trace=number,
+                roles=_roles(trace, place) if with_roles else (),
+            )
+            for number, trace in enumerate(result.traces)
+            for place, sample in enumerate(trace.samples)
         ],
         input_tokens=result.input_tokens,
         turns=result.turns,
     )
 
 
+def _roles(trace: AgentTrace, place: int) -> Sequence[str]:
+    return content_roles(trace.paths[place], len(trace.samples[place].token_ids))
+
+
+def _reference_views(
+    algorithm: Algorithm,
+    group: Group,
+    credits: Sequence[Sequence[Credit]],
+    view: ViewOfContext | None,
+) -> list[list[ReferenceView | None]]:
+    """Per episode and branch; None where the reference sees the branch as it is, or not at all.
+    Raises RunError when the task lacks what the algorithm needs."""
+
+    def of(branch: Branch, credit: Credit) -> ReferenceView | None:
+        if view is None or credit.ref_kl_weights is None:
+            return None
+        try:
+            context = algorithm.reference_context(branch, group.task)
+        except ValueError as error:
+            raise RunError(f"source {group.env_name!r}, task {group.task_key}: {error}") from error
+        return view(context, branch.token_ids) if context else None
+
+    return [
+        [of(branch, credit) for branch, credit in zip(episode.branches, branches, strict=True)]
+        for episode, branches in zip(group.episodes, credits, strict=True)
+    ]
+
+
 def _scored(
-    result: EpisodeResult, samples: Sequence[TrainingSample], credits: Sequence[Credit]
+    result: EpisodeResult,
+    samples: Sequence[TrainingSample],
+    credits: Sequence[Credit],
+    views: Sequence[ReferenceView | None],
 ) -> ScoredEpisode:
     columns, annotations = [], []
-    for sample, credit in zip(samples, credits, strict=True):
+    for sample, credit, view in zip(samples, credits, views, strict=True):
         if not apply_credit(sample, credit):
             continue
-        columns.append(SampleColumns.of(sample))
+        columns.append(SampleColumns.of(sample, view))
         annotations.append(_annotation(sample))
     return ScoredEpisode(
         figures=EpisodeFigures(
@@ -196,7 +253,8 @@ def _scored(
 def apply_credit(sample: TrainingSample, credit: Credit) -> bool:
     """Write the credit's streams into the sample; True when some token trains.
 
-    rl weights are written out only where they differ from 1 on every trainable token.
+    rl weights are written out only where they differ from 1 on every trainable token. A token with a
+    ce weight that nobody sampled is learned at temperature 1.
     """
     trains = False
     if credit.advantages is not None:
@@ -218,6 +276,13 @@ def apply_credit(sample: TrainingSample, credit: Credit) -> bool:
         trains = any(live)
     sample.ce_weights = _stream(credit.ce_weights)
     sample.ref_kl_weights = _stream(credit.ref_kl_weights)
+    if sample.ce_weights is not None:
+        sample.temperatures = [
+            1.0 if weight and not sampled else temperature
+            for temperature, weight, sampled in zip(
+                sample.temperatures, sample.ce_weights, sample.mask, strict=True
+            )
+        ]
     for other in (sample.ce_weights, sample.ref_kl_weights):
         trains = trains or (other is not None and any(other))
     if credit.advantages is None and trains:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prime_rl.orchestrator.episode import AgentTrace, EpisodeRequest, EpisodeResult
-from prime_rl.orchestrator.samples import samples_of_trace
+from prime_rl.orchestrator.samples import samples_with_paths
 from prime_rl.wire import EpisodeOutcome
 
 TRUNCATING = frozenset(
@@ -27,12 +27,20 @@ def read_episode(
     seq_len: int,
     end_version: int,
     duration_s: float,
+    is_frozen: bool = False,
 ) -> EpisodeResult:
-    """Raises ValueError when the streams of a trace do not fit together or a number is none."""
+    """`is_frozen`: a frozen model played it; experts and candidates it chose are not the policy's.
+
+    Raises ValueError when the streams of a trace do not fit together or a number is none.
+    """
     traces = [_agent_trace(trace, request, temperature, seq_len) for trace in record["traces"]]
     trainable = [
         raw for raw, trace in zip(record["traces"], traces, strict=True) if trace.trainable
     ]
+    if is_frozen:
+        for sample in (sample for trace in traces for sample in trace.samples):
+            sample.routed_experts = sample.sampling_mask = None
+            sample.temperatures = [1.0] * len(sample.token_ids)
     outcome = _outcome(record, trainable)
     error = _last_error(record)
     if outcome in ("completed", "truncated") and not any(_sampled_tokens(t) for t in trainable):
@@ -62,9 +70,9 @@ def _agent_trace(
 ) -> AgentTrace:
     agent = trace["agent"]
     trainable = bool(agent.get("trainable", True))
-    samples = []
+    found = []
     if trainable and request.split == "train" and trace["ok"]:
-        samples = samples_of_trace(
+        found = samples_with_paths(
             trace["id"], trace["nodes"], request.source, temperature, seq_len
         )
     return AgentTrace(
@@ -72,8 +80,9 @@ def _agent_trace(
         agent=agent.get("name", "agent"),
         trainable=trainable,
         reward=reward_of(trace),
-        samples=samples,
-        forks=max(0, len(samples) - 1),
+        samples=[sample for sample, _ in found],
+        forks=max(0, len(found) - 1),
+        paths=[path for _, path in found],
     )
 
 

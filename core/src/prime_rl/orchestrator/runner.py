@@ -30,6 +30,13 @@ class LoadedSource:
     config: SourceConfig
     tasks: Sequence[TaskRow]
     environment: Environment
+    frozen_model: str | None = None
+    """Name of the frozen model that plays the episodes; None: the policy does."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """A frozen model plays the episodes."""
+        return self.frozen_model is not None
 
 
 class ServedEpisodeRunner:
@@ -62,8 +69,10 @@ class ServedEpisodeRunner:
         started = time.monotonic()
         call = source.environment.start(
             source.tasks[request.task_index].data,
-            self._policy.model,
-            sampling_settings(source.config.sampling, request, source.config.group_size),
+            source.frozen_model or self._policy.model,
+            sampling_settings(
+                source.config.sampling, request, source.config.group_size, source.is_frozen
+            ),
         )
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -84,6 +93,7 @@ class ServedEpisodeRunner:
                 seq_len=self._seq_len,
                 end_version=self._policy.version,
                 duration_s=time.monotonic() - started,
+                is_frozen=source.is_frozen,
             )
         except ValueError as error:
             log.warning("episode %s of %s: %s", record["id"], request.source, error)

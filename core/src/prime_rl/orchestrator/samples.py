@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prime_rl.orchestrator.arrays import join_routes, join_sampling_masks
@@ -99,13 +99,27 @@ def samples_of_trace(
 ) -> list[TrainingSample]:
     """The training samples of one trace, cut to `seq_len` tokens; those without a trainable token
     are left out. Raises ValueError when the trace's streams do not fit together."""
+    return [
+        sample for sample, _ in samples_with_paths(trace_id, nodes, env_name, temperature, seq_len)
+    ]
+
+
+def samples_with_paths(
+    trace_id: str,
+    nodes: Sequence[dict[str, Any]],
+    env_name: str,
+    temperature: float,
+    seq_len: int,
+) -> list[tuple[TrainingSample, list[dict[str, Any]]]]:
+    """As samples_of_trace, each with the nodes whose tokens, joined, begin with the sample's."""
     graph = TraceGraph(nodes)
     sampled = graph.sampled()
     sequences = merge_turns([graph.turn(index) for index in sampled])
     samples = []
     for sequence in sequences:
         last_node = sampled[sequence.turns[-1]]
-        sample = _sample(sequence, [nodes[i] for i in graph.path(last_node)], seq_len)
+        path = [nodes[i] for i in graph.path(last_node)]
+        sample = _sample(sequence, path, seq_len)
         if sample is None:
             continue
         sample.env_name = env_name
@@ -113,8 +127,28 @@ def samples_of_trace(
         sample.trace_id = trace_id
         sample.branch_index = graph.branch_of(last_node)
         sample.check_aligned()
-        samples.append(sample)
+        samples.append((sample, path))
     return samples
+
+
+def content_roles(path: Sequence[Mapping[str, Any]], length: int) -> list[str]:
+    """Role of the message whose content each of the first `length` tokens of a path is; "" for the
+    template's tokens.
+
+    Which tokens are content is what the renderer said of each when it wrote the prompt. Nodes of
+    renderers that say nothing have no content; [] when that holds for all.
+    """
+    roles: list[str] = []
+    is_attributed = False
+    for node in path:
+        flags = node.get("is_content") or ()
+        if len(flags) == len(node["token_ids"]):
+            role = node["message"].get("role", "")
+            roles += [role if is_content else "" for is_content in flags]
+            is_attributed = is_attributed or bool(flags)
+        else:
+            roles += [""] * len(node["token_ids"])
+    return roles[:length] if is_attributed else []
 
 
 def _sample(

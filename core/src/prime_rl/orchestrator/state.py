@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from prime_rl.errors import CheckpointError
-from prime_rl.orchestrator.columns import SampleColumns
+from prime_rl.orchestrator.columns import ReferenceView, SampleColumns
 from prime_rl.orchestrator.group import EpisodeFigures, ScoredEpisode, ScoredGroup
 from prime_rl.wire import RoutedExperts, SamplingMask
 
@@ -21,6 +21,7 @@ STATE_VERSION = 1
 
 
 class _StoredSample(msgspec.Struct):
+    # Fields with a default are absent from older checkpoints.
     length: int
     streams: dict[str, bytes]
     env_name: str
@@ -28,6 +29,7 @@ class _StoredSample(msgspec.Struct):
     branch_index: int
     routed_experts: RoutedExperts | None
     sampling_mask: SamplingMask | None
+    reference_view: ReferenceView | None = None
 
 
 class _StoredEpisode(msgspec.Struct):
