@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from prime_rl_model_nemotron_h.carry import states_before
 from prime_rl_model_nemotron_h.chunks import make_chunks
-from prime_rl_model_nemotron_h.scan import running_sums, scan, states_before
+from prime_rl_model_nemotron_h.scan import running_sums, scan
 
 from prime_rl.api import PackedBatch
 
@@ -113,11 +114,15 @@ def test_running_sums() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 10, 17])
 def test_states_before(count: int) -> None:
+    """Against a loop, with its gradients; one factor for three numbers."""
     generator = torch.Generator().manual_seed(count)
-    added = torch.empty(count, 3).normal_(generator=generator)
-    factor = torch.empty(count, 3).uniform_(generator=generator)
-    state, expected = torch.zeros(3), []
+    added = torch.empty(count, 3, dtype=torch.float64).normal_(generator=generator)
+    factor = torch.empty(count, 1, dtype=torch.float64).uniform_(generator=generator)
+    inputs = (added.requires_grad_(), factor.requires_grad_())
+    state, expected = torch.zeros(3, dtype=torch.float64), []
     for chunk in range(count):
         expected.append(state)
         state = factor[chunk] * state + added[chunk]
-    assert torch.allclose(states_before(added, factor), torch.stack(expected), atol=1e-6)
+    assert torch.allclose(states_before(*inputs), torch.stack(expected))
+    assert torch.autograd.gradcheck(states_before, inputs)
+    torch.library.opcheck(states_before, inputs)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prime_rl_model_nemotron_h.carry import states_before
 from prime_rl_model_nemotron_h.chunks import Chunks
 
 
@@ -76,35 +77,3 @@ def _kept(sum_CLN: Tensor, rest_CLN: Tensor, chunks: Chunks) -> Tensor:
 def _differences(values_CLN: Tensor) -> Tensor:
     values_CNL = values_CLN.transpose(1, 2)
     return values_CNL[..., :, None] - values_CNL[..., None, :]
-
-
-@torch.compiler.disable
-def states_before(added: Tensor, factor: Tensor) -> Tensor:
-    """The state at the start of every chunk: 0, then state[c + 1] = factor[c] * state[c] + added[c].
-
-    Chunks stand along the first dimension. They are taken in blocks, all blocks at once, then the
-    blocks one after the other: 2 * sqrt(C) steps. Compiled blocks call this as it is, since a graph
-    that held the steps would be rebuilt for every number of chunks.
-    """
-    count = added.shape[0]
-    size = math.isqrt(count - 1) + 1
-    blocks = -(-count // size)
-    missing = blocks * size - count
-    padding = (0, 0) * (added.dim() - 1) + (0, missing)
-    added, factor = (F.pad(part, padding).unflatten(0, (blocks, size)) for part in (added, factor))
-    state, left = torch.zeros_like(added[:, 0]), torch.ones_like(factor[:, 0])
-    inside, lefts = [], []
-    for step in range(size):
-        inside.append(state)
-        lefts.append(left)
-        state = torch.addcmul(added[:, step], factor[:, step], state)
-        left = left * factor[:, step]
-    entry = torch.zeros_like(state[0])
-    entries = []
-    for block in range(blocks):
-        entries.append(entry)
-        entry = torch.addcmul(state[block], left[block], entry)
-    whole = torch.addcmul(
-        torch.stack(inside, 1), torch.stack(lefts, 1), torch.stack(entries)[:, None]
-    )
-    return whole.flatten(0, 1)[:count]
