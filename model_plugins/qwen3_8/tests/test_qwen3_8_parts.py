@@ -1,13 +1,17 @@
 """Every part of Qwen3.8 against its formulas written a second time, token by token in float64."""
 
+from functools import partial
+
 import pytest
 import qwen3_8_cases as cases
 import qwen3_8_slow as slow
 import torch
+from prime_rl_model_qwen3_8 import delta_rule
 from prime_rl_model_qwen3_8.blocks import cut_blocks
 from prime_rl_model_qwen3_8.chunks import cut_chunks
 from prime_rl_model_qwen3_8.delta_rule import gated_delta_rule
 from prime_rl_model_qwen3_8.streams import write
+from torch.utils.checkpoint import checkpoint
 
 from prime_rl.api import PackedBatch
 from prime_rl.layers.routing import recording
@@ -57,6 +61,27 @@ def test_delta_rule(lengths: tuple[int, ...], strength: float) -> None:
     names = ("q", "k", "v", "g", "beta")
     for name, one, other in zip(names, inputs, slow_inputs, strict=True):
         cases.assert_close(one.grad.double(), other.grad, f"gradient of {name}", 1e-5)
+
+
+def test_delta_rule_in_groups_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory asks for it: the same outputs and gradients, also inside recomputation."""
+    texts, results = cases.documents(), []
+    _, _, module, _ = cases.random_module()
+    for limit in (2**31, 1, 1):
+        monkeypatch.setattr(delta_rule, "GROUP_BYTES", limit)
+        batch = PackedBatch.from_documents(texts)
+        module.zero_grad()
+        if len(results) == 2:
+            layer = module.layers[0]
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        hidden = module(batch)
+        hidden.square().sum().backward()
+        named = module.named_parameters()
+        results.append({n: p.grad.clone() for n, p in named if p.grad is not None})
+        results[-1]["hidden"] = hidden.detach()
+    for other in results[1:]:
+        for name, tensor in results[0].items():
+            cases.assert_close(other[name], tensor, name, 1e-5)
 
 
 def test_chunks_cover_every_token_once() -> None:

@@ -6,7 +6,7 @@ Per value head and token, from a zero state at every document start (float32):
 
 Within a chunk all tokens are done at once: with G the running sum of g and D_ij = exp(G_i - G_j)
 for j <= i, the corrections solve (I + A) X = ..., A = strictly lower (beta K K^T D). Only the state
-between chunks is carried in a loop, for all documents together.
+between chunks is carried in a loop, for all documents and heads together.
 
 T tokens, M chunks, C tokens of a chunk, K key heads, V value heads, B = V / K value heads of one
 key head, D key size, E value size.
@@ -14,11 +14,35 @@ key head, D key size, E value size.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from prime_rl_model_qwen3_8.chunks import Chunks
+from prime_rl_model_qwen3_8.state import CarryState
+
+GROUP_BYTES = 2 * 2**30
+"""Heads are prepared in groups whose intermediates fit; each group is recomputed in backward."""
+
+
+class Prepared(NamedTuple):
+    """What is known of every chunk before the state that enters it."""
+
+    corrections: Tensor
+    """[M, V, C, E] from a zero state."""
+    within: Tensor
+    """[M, V, C, C] what a token reads of the corrections of its chunk."""
+    reads: Tensor
+    """[M, V, C, D] what a token reads of the state that enters."""
+    known: Tensor
+    """[M, V, C, D] what corrections take back of that state."""
+    keys: Tensor
+    """[M, V, C, D] how corrections enter the state that leaves."""
+    decay: Tensor
+    """[M, V, 1, 1] what remains of the state."""
 
 
 def gated_delta_rule(
@@ -26,27 +50,57 @@ def gated_delta_rule(
 ) -> Tensor:
     """Outputs [T, V, E], float32. `g` is the logarithm of the decay, at most 0; value head h reads
     key head h // (V / K). q, k as they enter the rule: normalised and scaled."""
+    heads, group = q_TKD.shape[1], v_TVE.shape[1] // q_TKD.shape[1]
+    places, size = chunks.rows_MC.numel(), chunks.rows_MC.shape[1]
+    widths = k_TKD.shape[2] + v_TVE.shape[2] + size
+    per_head = 4 * places * group * 6 * widths  # bytes; about six tensors of each kind
+    step = max(1, GROUP_BYTES // max(1, per_head))
+    if step >= heads:
+        ready = _prepare(q_TKD, k_TKD, v_TVE, g_TV, beta_TV, chunks)
+    else:
+        parts = []
+        for start in range(0, heads, step):
+            keys, values = slice(start, start + step), slice(start * group, (start + step) * group)
+            own = (q_TKD[:, keys], k_TKD[:, keys], v_TVE[:, values])
+            more = (g_TV[:, values], beta_TV[:, values])
+            parts.append(checkpoint(_prepare, *own, *more, chunks, use_reentrant=False))
+        ready = Prepared(*(torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)))
+    corrections, out = ready.corrections, 0
+    if len(chunks.running) > 1:
+        states, corrections = CarryState.apply(
+            corrections, ready.known, ready.keys, ready.decay, chunks.running
+        )
+        out = ready.reads @ states
+    out_MVCE = out + ready.within @ corrections
+    out_PVE = out_MVCE.transpose(1, 2).flatten(0, 1)
+    return out_PVE.index_select(0, chunks.places_T)
+
+
+def _prepare(
+    q_TKD: Tensor, k_TKD: Tensor, v_TVE: Tensor, g_TV: Tensor, beta_TV: Tensor, chunks: Chunks
+) -> Prepared:
+    """For some heads."""
     heads = q_TKD.shape[1]
     q_MK1CD, k_MK1CD = (_in_chunks(x, chunks)[:, :, None] for x in (q_TKD, k_TKD))
-    v = _in_chunks(v_TVE, chunks).unflatten(1, (heads, -1))
-    beta = _in_chunks(beta_TV[..., None], chunks).unflatten(1, (heads, -1))
-    g = _in_chunks(g_TV[..., None], chunks).unflatten(1, (heads, -1))
-    decay_MKBCC = _pairwise_decay(g)
+    v, beta, g = (
+        _in_chunks(x, chunks).unflatten(1, (heads, -1))
+        for x in (v_TVE, beta_TV[..., None], g_TV[..., None])
+    )
+    decay = _pairwise_decay(g)
     grown = g.cumsum(-2).exp()
-    k_T = k_MK1CD.transpose(-1, -2)
-    lower = ((k_MK1CD @ k_T) * decay_MKBCC * beta).tril(-1)
+    lower = ((k_MK1CD @ k_MK1CD.mT) * decay * beta).tril(-1)
     sides = torch.cat((beta * v, beta * grown * k_MK1CD), dim=-1)
     solved = torch.linalg.solve_triangular(lower, sides, upper=False, unitriangular=True)
-    u, w = solved.split((v.shape[-1], k_TKD.shape[-1]), dim=-1)
-    inner = (q_MK1CD @ k_T) * decay_MKBCC
-    if len(chunks.running) > 1:
-        keys = k_MK1CD * decay_MKBCC[..., -1, :, None]
-        states, u = _carry(u, w, keys, grown[..., -1:, :], chunks.running)
-        out = (q_MK1CD * grown) @ states + inner @ u
-    else:
-        out = inner @ u
-    out_PVE = out.permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
-    return out_PVE.index_select(0, chunks.places_T)
+    corrections, known = solved.split((v.shape[-1], k_TKD.shape[-1]), dim=-1)
+    prepared = Prepared(
+        corrections=corrections,
+        within=(q_MK1CD @ k_MK1CD.mT) * decay,
+        reads=q_MK1CD * grown,
+        known=known,
+        keys=k_MK1CD * decay[..., -1, :, None],
+        decay=grown[..., -1:, :],
+    )
+    return Prepared(*(part.flatten(1, 2) for part in prepared))
 
 
 def _in_chunks(x_TNX: Tensor, chunks: Chunks) -> Tensor:
@@ -68,21 +122,3 @@ def _pairwise_decay(g: Tensor) -> Tensor:
     sums = g.expand(*g.shape[:-1], size).masked_fill(ones.triu(), 0.0).cumsum(-2)
     # Masked before exp: a column ends at its diagonal.
     return sums.masked_fill(ones.triu(1), -torch.inf).exp()
-
-
-def _carry(
-    u: Tensor, w: Tensor, keys: Tensor, decay: Tensor, running: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
-    """States before every chunk [M, K, B, D, E], and u corrected by what they already hold."""
-    state = u.new_zeros(running[0], *u.shape[1:3], w.shape[-1], u.shape[-1])
-    states, corrected = [], []
-    start = 0
-    for count in running:
-        part = slice(start, start + count)
-        state = state[:count]
-        rest = u[part] - w[part] @ state
-        states.append(state)
-        corrected.append(rest)
-        state = decay[part] * state + keys[part].transpose(-1, -2) @ rest
-        start += count
-    return torch.cat(states), torch.cat(corrected)
