@@ -168,6 +168,8 @@ class RecordingEngines:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.pages: list[str] | None = None
+        """What /metrics says; None: nothing."""
 
     async def pause(self) -> None:
         self.events.append("pause")
@@ -178,6 +180,9 @@ class RecordingEngines:
 
     async def resume(self) -> None:
         self.events.append("resume")
+
+    async def metrics(self) -> list[str] | None:
+        return self.pages
 
 
 @dataclass
@@ -277,6 +282,7 @@ def run_world(
     state: OrchestratorState | None = None,
     during: Callable[[Orchestrator], Any] | None = None,
     step_s: float = 0.0,
+    pages: list[str] | None = None,
 ) -> World:
     """Run the loop to its end (or its exception, raised here with `world` as an attribute)."""
     return asyncio.run(
@@ -292,6 +298,7 @@ def run_world(
             state,
             during,
             step_s,
+            pages,
         )
     )
 
@@ -308,12 +315,14 @@ async def _run_world(
     state: OrchestratorState | None,
     during: Callable[[Orchestrator], Any] | None,
     step_s: float,
+    pages: list[str] | None,
 ) -> World:
     paths = StagePaths(folder)
     ranks = stage.trainer.parallel.ranks
     batches = open_batch_server("zmq", paths, ranks)
     recorder = Recorder(paths, stage.orchestrator.save_episodes)
     engines = RecordingEngines()
+    engines.pages = pages
     released: list[str] = []
     environments: dict[tuple[str, str], InstantEnvironment] = {}
     sources = {}

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from prime_rl.configs.base import BaseConfig, defaults, plugin_section
+from prime_rl.configs.concurrency import ConcurrencyConfig
 from prime_rl.configs.curriculum import AdvantageRangeConfig, SamplerConfig
 
 RESERVED_SOURCE_NAMES = ("all", "agg")
@@ -174,13 +175,6 @@ def _tag(table: Any, *path: str) -> Any:
     return table
 
 
-class ConcurrencyConfig(BaseConfig):
-    """How many episodes run at once."""
-
-    max_inflight: int = Field(128, ge=1)
-    """Most episodes in flight."""
-
-
 class OrchestratorConfig(BaseConfig):
     """The orchestrator: tasks, episodes, groups, advantages, batches."""
 
@@ -194,6 +188,8 @@ class OrchestratorConfig(BaseConfig):
     """Backfill episodes that carry no signal, so that every batch has `batch_size` live ones."""
     concurrency: ConcurrencyConfig = defaults()
     """Episodes in flight."""
+    dispatch_per_minute: int | None = Field(None, ge=1)
+    """Most episodes started per minute, evenly spread; None: as many as run at once."""
     max_off_policy_steps: int = Field(8, ge=0)
     """Largest staleness a shipped episode may have, in steps."""
     target_lag: int = Field(1, ge=0)
@@ -226,11 +222,13 @@ class OrchestratorConfig(BaseConfig):
                     f"batch_size {self.batch_size} is not a multiple of group_size "
                     f"{source.group_size} of source {source.label!r}"
                 )
-            if source.group_size > self.concurrency.max_inflight:
-                raise ValueError(
-                    f"concurrency.max_inflight {self.concurrency.max_inflight} is below group_size "
-                    f"{source.group_size} of source {source.label!r}"
-                )
+            for name in ("initial_inflight", "max_inflight"):
+                bound = getattr(self.concurrency, name)
+                if bound is not None and source.group_size > bound:
+                    raise ValueError(
+                        f"concurrency.{name} {bound} is below group_size {source.group_size} of "
+                        f"source {source.label!r}"
+                    )
             if source.sampling.temperature == 0:
                 raise ValueError(f"source {source.label!r}: temperature 0 cannot be trained on")
         return self

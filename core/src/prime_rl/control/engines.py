@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S = 300.0
 UPDATE_TIMEOUT_S = 720.0
 LIVENESS_TIMEOUT_S = 30.0
+METRICS_TIMEOUT_S = 5.0
 ATTEMPTS = 10
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 10.0
@@ -100,6 +101,21 @@ class EngineAdmin:
 
         alive = await asyncio.gather(*(lives(url) for url in self.urls))
         return dict(zip(self.urls, alive, strict=True))
+
+    async def metrics(self) -> list[str] | None:
+        """The /metrics page of every engine; None when one does not answer with a page in time. Asked
+        once, never again: the next poll will."""
+
+        async def page(url: str) -> str | None:
+            try:
+                answer = await self._client.get(url + "/metrics", timeout=METRICS_TIMEOUT_S)
+            except httpx.HTTPError:
+                return None
+            return answer.text if answer.is_success else None
+
+        pages = await asyncio.gather(*(page(url) for url in self.urls))
+        found = [text for text in pages if text is not None]
+        return found if len(found) == len(pages) else None
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait until every engine answers /health with 200. Raises RunError naming the others."""

@@ -10,10 +10,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from prime_rl.orchestrator.admission import Admission
 from prime_rl.orchestrator.episode import EpisodeRequest, EpisodeResult, Split
 from prime_rl.orchestrator.policy import Policy, Progress, staleness
 from prime_rl.orchestrator.source import Draw
@@ -65,6 +66,8 @@ class GroupInFlight:
     scheduled: int = 0
     emitted: int = 0
     is_cancelled: bool = False
+    started_s: float = 0.0
+    """When it was begun (time.monotonic)."""
     tasks: dict[asyncio.Task[None], float] = field(default_factory=dict)
     """Running episodes -> their start (time.monotonic)."""
 
@@ -93,7 +96,7 @@ class Dispatcher:
 
     `wants_more` is asked before a new training group, with the episodes of the groups in flight: it
     is the gate, and keeps the queue from filling with episodes that would be old when they ship. A
-    group that has begun is always completed.
+    group that has begun is completed or cancelled as a whole.
     """
 
     def __init__(
@@ -108,6 +111,8 @@ class Dispatcher:
         group_sizes: dict[str, int],
         max_inflight: int,
         max_off_policy_steps: int,
+        never_stale: Collection[str] = (),
+        admission: Admission | None = None,
     ) -> None:
         self._runner = runner
         self._sink = sink
@@ -116,8 +121,14 @@ class Dispatcher:
         self._draw = draw
         self._wants_more = wants_more
         self._group_sizes = group_sizes
-        self._max_inflight = max_inflight
+        self.ceiling = max_inflight
+        """Most episodes in flight. Lowering it stops starts; see `cancel_youngest` for the rest."""
+        self.completed = 0
+        """Episodes that came to their end."""
+        self._admission = admission or Admission(time.monotonic)
+        self._timer: asyncio.TimerHandle | None = None
         self._max_off_policy_steps = max_off_policy_steps
+        self._never_stale = frozenset(never_stale)
         self._groups: dict[tuple[Split, int], GroupInFlight] = {}
         self._current: GroupInFlight | None = None
         self._eval_queue: deque[GroupInFlight] = deque()
@@ -133,11 +144,11 @@ class Dispatcher:
         return self._inflight
 
     def inflight_staleness(self) -> list[int]:
-        """Staleness of every running training episode."""
+        """Staleness of every running training episode that grows stale."""
         return [
             staleness(self._progress.step, group.version)
             for group in self._groups.values()
-            if group.split == "train"
+            if group.split == "train" and group.source not in self._never_stale
             for _ in group.tasks
         ]
 
@@ -152,13 +163,22 @@ class Dispatcher:
             return
         self._is_pumping = True
         try:
-            while self._inflight < self._max_inflight:
+            while self._inflight < self.ceiling:
+                wait_s = self._admission.wait_s()
+                if wait_s > 0:
+                    self._pump_in(wait_s)
+                    return
                 group = self._group_to_schedule()
                 if group is None:
                     return
                 self._start(group)
         finally:
             self._is_pumping = False
+
+    def _pump_in(self, wait_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self.pump)
 
     def _group_to_schedule(self) -> GroupInFlight | None:
         while self._eval_queue:
@@ -182,6 +202,7 @@ class Dispatcher:
             size=self._group_sizes[draw.source],
             version=self._policy.version,
             step=self._progress.step,
+            started_s=time.monotonic(),
         )
         self._groups["train", draw.number] = self._current
         return self._current
@@ -190,6 +211,7 @@ class Dispatcher:
         task = asyncio.get_running_loop().create_task(self._run(group, group.next_request()))
         group.tasks[task] = time.monotonic()
         self._inflight += 1
+        self._admission.started()
         task.add_done_callback(lambda done: self._ended(group, done))
 
     async def _run(self, group: GroupInFlight, request: EpisodeRequest) -> None:
@@ -204,6 +226,9 @@ class Dispatcher:
     def _ended(self, group: GroupInFlight, task: asyncio.Task[None]) -> None:
         del group.tasks[task]
         self._inflight -= 1
+        if not task.cancelled():
+            self.completed += 1
+            self._admission.ended()
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failure = self.failure or error
         elif task.cancelled() and not group.is_cancelled:
@@ -239,11 +264,26 @@ class Dispatcher:
             group
             for group in self._groups.values()
             if group.split == "train"
+            and group.source not in self._never_stale
             and staleness(earliest_step, group.version) > self._max_off_policy_steps
         ]
         for group in stale:
             self.cancel(group, "stale")
         return len(stale)
+
+    def cancel_youngest(self) -> int:
+        """Abort training groups, the last begun first, until no more episodes run than the ceiling
+        allows; returns their number. The oldest stays in any case: work must go on."""
+        groups = [group for group in self._groups.values() if group.split == "train"]
+        running = sum(len(group.tasks) for group in self._groups.values())
+        cancelled = 0
+        for group in sorted(groups[1:], key=lambda each: each.started_s, reverse=True):
+            if running <= self.ceiling:
+                break
+            running -= len(group.tasks)
+            self.cancel(group, "overload")
+            cancelled += 1
+        return cancelled
 
     def stop_training(self, reason: CancellationReason) -> None:
         """Start no further training episode and abort those that run."""
@@ -257,6 +297,8 @@ class Dispatcher:
         self._eval_queue.clear()
         for group in list(self._groups.values()):
             self.cancel(group, "stopped")
-        self._max_inflight = 0
+        self.ceiling = 0
+        if self._timer is not None:
+            self._timer.cancel()
         while self._inflight:
             await asyncio.sleep(0.01)

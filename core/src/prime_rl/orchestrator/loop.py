@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +17,14 @@ from prime_rl.control.broadcasts import BroadcastReceiver
 from prime_rl.control.checkpoints import ComponentCheckpoint, is_due
 from prime_rl.errors import RunError
 from prime_rl.orchestrator import evaluate
+from prime_rl.orchestrator.admission import Admission
+from prime_rl.orchestrator.concurrency_watcher import ConcurrencyWatcher
 from prime_rl.orchestrator.curriculum import make_sampler
 from prime_rl.orchestrator.dispatch import Dispatcher, GroupCancellation
 from prime_rl.orchestrator.episode import EpisodeResult
 from prime_rl.orchestrator.evaluate import EvalSink
-from prime_rl.orchestrator.group import ScoredGroup, score
+from prime_rl.orchestrator.group import ScoredEpisode, ScoredGroup, score
+from prime_rl.orchestrator.lag import EventLoopLag
 from prime_rl.orchestrator.metrics import (
     batch_metrics,
     no_signal_reason,
@@ -30,11 +34,13 @@ from prime_rl.orchestrator.metrics import (
 from prime_rl.orchestrator.pack import pack
 from prime_rl.orchestrator.policy import Policy, Progress, fillable_batches, gate_is_open
 from prime_rl.orchestrator.recorder import Recorder
+from prime_rl.orchestrator.reference import References
 from prime_rl.orchestrator.runner import ServedEpisodeRunner
 from prime_rl.orchestrator.services import Services
 from prime_rl.orchestrator.sink import Batch, TrainSink
 from prime_rl.orchestrator.source import SourceShare, TrainSource
 from prime_rl.orchestrator.state import OrchestratorState, decode_leftover, encode_leftover
+from prime_rl.orchestrator.tasks import TaskRow
 from prime_rl.orchestrator.watcher import WeightWatcher
 from prime_rl.wire import BatchHeader, RankBatch
 
@@ -57,6 +63,7 @@ class Orchestrator:
         recorder: Recorder,
         algorithms: dict[str, Algorithm],
         pauses_engines: bool,
+        references: References | None = None,
         resumed_after: int = 0,
         state: OrchestratorState | None = None,
     ) -> None:
@@ -66,6 +73,9 @@ class Orchestrator:
         self._batches = batches
         self._recorder = recorder
         self._algorithms = algorithms
+        self._references = references
+        self._awaiting_references = 0
+        """Episodes taken for the step being filled that are not packed yet."""
         self._resumed_after = resumed_after
         self._checkpoints = ComponentCheckpoint(paths)
         self._changed = asyncio.Event()
@@ -75,6 +85,7 @@ class Orchestrator:
         sizes = {source.label: source.group_size for source in config.train.source}
         self._gates = {source.label: source.gates for source in config.train.source}
         self.source = make_train_source(stage, services)
+        never_stale = [label for (_, label), s in services.sources.items() if s.is_frozen]
         self.train_sink = TrainSink(
             score=self._score,
             close=self.source.close,
@@ -85,6 +96,7 @@ class Orchestrator:
             constant=config.constant_batch_size,
             max_off_policy_steps=config.max_off_policy_steps,
             changed=self._changed.set,
+            never_stale=never_stale,
         )
         self.eval_sink = make_eval_sink(services, recorder)
         self.dispatcher = Dispatcher(
@@ -101,9 +113,20 @@ class Orchestrator:
             draw=self.source.draw,
             wants_more=self._wants_more,
             group_sizes=sizes,
-            max_inflight=config.concurrency.max_inflight,
+            never_stale=never_stale,
+            max_inflight=config.concurrency.fixed_inflight,
             max_off_policy_steps=config.max_off_policy_steps,
+            admission=make_admission(stage),
         )
+        self._lag = EventLoopLag()
+        self._concurrency = ConcurrencyWatcher(
+            services.engines,
+            self.dispatcher,
+            config.concurrency,
+            largest_group=max(sizes.values()),
+            seq_len=stage.seq_len,
+        )
+        self._background: list[asyncio.Task[None]] = []
         self._watcher = WeightWatcher(
             BroadcastReceiver(paths.broadcasts, stage.weight_broadcast_timeout_s),
             services.engines,
@@ -137,15 +160,20 @@ class Orchestrator:
             self.train_sink.cancelled(cancellation)
 
     def _task_key(self, result: EpisodeResult) -> str:
+        return self._task(result).key
+
+    def _task(self, result: EpisodeResult) -> TaskRow:
         request = result.request
-        return self._services.sources[request.split, request.source].tasks[request.task_index].key
+        return self._services.sources[request.split, request.source].tasks[request.task_index]
 
     def _score(self, results: Sequence[EpisodeResult]) -> ScoredGroup:
         request = results[0].request
         rewards = [result.reward for result in results if not result.failed]
         self.source.samplers[request.source].observe(request.task_index, rewards)
         algorithm, gates = self._algorithms[request.source], self._gates[request.source]
-        return score(algorithm, results, self._task_key(results[0]), gates)
+        task = self._task(results[0])
+        view = self._services.view
+        return score(algorithm, results, task.key, gates, task=task.data, view=view)
 
     def _wants_more(self, committed: int) -> bool:
         """Whether queue and flight hold fewer episodes than the batches that may be filled need.
@@ -159,7 +187,8 @@ class Orchestrator:
             self.progress.step, self.policy.version, config.target_lag, self._stage.max_steps
         )
         share = self.train_sink.live_share if config.target_lag else 1.0
-        expected = self.train_sink.available + share * committed
+        ready = self.train_sink.available + self._awaiting_references
+        expected = ready + share * committed
         return expected < batches * config.batch_size
 
     # The loop
@@ -169,8 +198,9 @@ class Orchestrator:
         max_steps = self._stage.max_steps
         await self._watcher.wait_for(self._resumed_after, self._stage.weight_broadcast_timeout_s)
         log.info("engines run version %d", self.policy.version)
-        self._watching = asyncio.create_task(self._watcher.run())
-        reporting = asyncio.create_task(self._report())
+        await self._concurrency.begin()
+        parts = (self._watcher.run(), self._report(), self._concurrency.run(), self._lag.run())
+        self._background = [asyncio.create_task(part) for part in parts]
         try:
             while self.progress.step <= max_steps:
                 await self._step()
@@ -178,10 +208,10 @@ class Orchestrator:
             await self._wait(lambda: self.policy.version >= max_steps)
             await self._wait(lambda: self.eval_sink.is_idle)
         finally:
-            for task in (self._watching, reporting):
+            for task in self._background:
                 task.cancel()
             await self.dispatcher.stop()
-            await asyncio.gather(self._watching, reporting, return_exceptions=True)
+            await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _step(self) -> None:
         """Fill, ship and record the batch of one step."""
@@ -191,7 +221,8 @@ class Orchestrator:
         ready = time.monotonic()
         await self._wait(lambda: self.train_sink.is_ready and self._gate_is_open())
         opened = time.monotonic()
-        batch = self.train_sink.take()
+        batch = await self._take()
+        scored = time.monotonic()
         warn_of_no_signal(step, batch.observed)
         warn_of_errors(step, batch.observed)
         if not batch.episodes:
@@ -218,11 +249,49 @@ class Orchestrator:
                 "time/step": seconds,
                 "time/wait_for_batch": ready - started,
                 "time/wait_for_policy": opened - ready,
-                "time/pack": packed - opened,
+                "time/score_references": scored - opened,
+                "time/pack": packed - scored,
                 "time/save_ckpt": saved_s,
                 "perf/throughput": output_tokens / seconds,
             },
         )
+
+    async def _take(self) -> Batch:
+        """The step's batch, with a reference's log-probabilities where they are needed. Episodes that
+        could not be scored are replaced; with a batch size that varies they are left out."""
+        batch = self.train_sink.take()
+        if self._references is None:
+            return batch
+        found: list[ScoredEpisode] = []
+        waiting = batch.episodes
+        while waiting:
+            self._awaiting_references = len(found) + len(waiting)
+            scored, failed = await self._score_references(self._references, waiting)
+            found += scored
+            waiting = ()
+            if failed and self._stage.orchestrator.constant_batch_size:
+                missing = self._awaiting_references - len(found)
+                self._awaiting_references = len(found)
+                await self._wait(functools.partial(self.train_sink.has, missing))
+                waiting = self.train_sink.take_episodes(missing)
+        self._awaiting_references = 0
+        return Batch(found, batch.observed)
+
+    async def _score_references(
+        self, references: References, episodes: Sequence[ScoredEpisode]
+    ) -> tuple[list[ScoredEpisode], list[ScoredEpisode]]:
+        """See References.score; what breaks anywhere meanwhile is raised."""
+        scoring = asyncio.create_task(references.score(episodes))
+        scoring.add_done_callback(lambda _: self._changed.set())
+        try:
+            await self._wait(scoring.done)
+        finally:
+            scoring.cancel()
+        scored, failed = scoring.result()
+        for episode in failed:
+            wasted = self.train_sink.observed.wasted_tokens
+            wasted["reference"] += episode.figures.output_tokens
+        return scored, failed
 
     def _pack(self, batch: Batch, step: int) -> list[RankBatch]:
         samples = [sample for episode in batch.episodes for sample in episode.samples]
@@ -248,6 +317,8 @@ class Orchestrator:
             "policy/version": self.policy.version,
             "dispatcher/inflight": self.dispatcher.inflight,
             "watcher/update_s": updates,
+            **self._concurrency.metrics(),
+            **self._lag.take(),
         }
         for label, sampler in self.source.samplers.items():
             found |= {f"curriculum/{label}/{name}": n for name, n in sampler.metrics().items()}
@@ -279,8 +350,9 @@ class Orchestrator:
     def _check(self) -> None:
         if self.dispatcher.failure is not None:
             raise self.dispatcher.failure
-        if self._watching.done():
-            self._watching.result()
+        for task in self._background:
+            if task.done():
+                task.result()
         self._services.check()
         self._check_signal()
 
@@ -300,6 +372,7 @@ class Orchestrator:
 
     def _version_applied(self, version: int) -> None:
         self._recorder.weights_taken(version, self._watcher.update_times_s[-1])
+        self._concurrency.weights_updated()
         config = self._stage.orchestrator.eval
         if config is not None and evaluate.is_due(version, config, self._stage.max_steps):
             done = self._recorder.evaluated(version)
@@ -373,6 +446,18 @@ def make_train_source(stage: RLConfig, services: Services) -> TrainSource:
             source.sampler, source.label, [task.key for task in tasks]
         )
     return TrainSource(shares, stage.seed, samplers)
+
+
+def make_admission(stage: RLConfig) -> Admission:
+    """The brakes of the stage's dispatcher."""
+    config = stage.orchestrator
+    return Admission(
+        time.monotonic,
+        max_inflight=config.concurrency.largest_inflight,
+        largest_group=max(source.group_size for source in config.train.source),
+        window_s=config.concurrency.ramp_window_s,
+        per_minute=config.dispatch_per_minute,
+    )
 
 
 def make_eval_sink(services: Services, recorder: Recorder) -> EvalSink:

@@ -48,7 +48,7 @@ class StandaloneEvaluation:
             draw=_no_training,
             wants_more=lambda committed: False,
             group_sizes={},
-            max_inflight=concurrency.max_inflight,
+            max_inflight=concurrency.fixed_inflight,
             max_off_policy_steps=0,
         )
         self._dispatcher.stop_training("finished")
