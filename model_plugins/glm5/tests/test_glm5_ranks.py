@@ -10,10 +10,7 @@ import pytest
 from trainer_world import make_run, metrics_of, train
 
 RECIPE = Path(prime_rl_model_glm5.__file__).parent / "recipes" / "debug.toml"
-ARCHITECTURE = {
-    **tomllib.loads(RECIPE.read_text())["model"]["fresh"]["architecture"],
-    "initializer_range": 0.1,
-}
+ARCHITECTURE = tomllib.loads(RECIPE.read_text())["model"]["fresh"]["architecture"]
 
 
 def fine_tuned(
@@ -61,10 +58,11 @@ def test_recomputation_changes_nothing(alone: list[list[float]], tmp_path: Path)
 
 @pytest.mark.slow
 def test_sharded_training_in_bfloat16(alone: list[list[float]], tmp_path: Path) -> None:
-    """Routers are sharded as units of their own, once though model and run both ask for float32;
-    the losses stay near float32's."""
+    """Routers are sharded as units of their own, once though model and run both ask for float32.
+    Losses stay near float32's, gradients a little less: other keys and experts are chosen."""
     model = {"compute_dtype": "bfloat16", "moe": {"router_dtype": "float32"}}
     found = fine_tuned(tmp_path, 2, model)
     assert found != alone
-    for ours, theirs in zip(found, alone, strict=True):
-        assert ours == pytest.approx(theirs, rel=0.05)
+    for (loss, gradient), (exact_loss, exact_gradient) in zip(found, alone, strict=True):
+        assert loss == pytest.approx(exact_loss, rel=0.01)
+        assert gradient == pytest.approx(exact_gradient, rel=0.05)
