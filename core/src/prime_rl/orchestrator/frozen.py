@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import httpx
 
 from prime_rl.api.algorithm import Algorithm
 from prime_rl.configs.frozen import FrozenModelConfig
 from prime_rl.errors import RunError
-from prime_rl.orchestrator.scorer import ScoringFailed, TokenScorer
+from prime_rl.orchestrator.sampling import frozen_client_settings
+from prime_rl.orchestrator.scorer import ScoringFailed, TokenScorer, is_local
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +30,11 @@ async def find_frozen_model(
 ) -> str:
     """Name under which the endpoint serves. Raises RunError saying what is missing."""
     who = f"the teacher of source {label!r} at {config.base_url}"
-    async with httpx.AsyncClient(headers=request_headers(config), timeout=LOOK_TIMEOUT_S) as client:
+    async with httpx.AsyncClient(
+        trust_env=not is_local(config.base_url),
+        headers=request_headers(config),
+        timeout=LOOK_TIMEOUT_S,
+    ) as client:
         served = await _served(client, config, who, attempts, retry_s)
     if config.name is None:
         if not served:
@@ -97,7 +106,31 @@ async def check_scores(scorer: TokenScorer, label: str) -> None:
         ) from error
 
 
-async def find_teachers(algorithms: dict[str, Algorithm]) -> dict[str, str]:
+@dataclass(frozen=True)
+class FrozenSource:
+    """A training source that a frozen model plays."""
+
+    model: FrozenModelConfig
+    name: str
+    """Under which the endpoint serves it."""
+
+    def client_settings(self, tokenizer: Path, renderer: str) -> dict[str, Any]:
+        """What its episodes are told of the model."""
+        return frozen_client_settings(self.model, tokenizer, renderer)
+
+
+def frozen_sources(
+    algorithms: Mapping[str, Algorithm], names: Mapping[str, str]
+) -> dict[str, FrozenSource]:
+    """The sources that frozen models play; `names` are those that `find_teachers` found."""
+    return {
+        label: FrozenSource(algorithm.teacher, names[label])
+        for label, algorithm in algorithms.items()
+        if algorithm.teacher is not None and algorithm.requirements.sampled_by == "frozen"
+    }
+
+
+async def find_teachers(algorithms: Mapping[str, Algorithm]) -> dict[str, str]:
     """Source -> served name of its frozen model. Raises RunError naming the first that is missing."""
     return {
         label: await find_frozen_model(algorithm.teacher, label)

@@ -42,6 +42,8 @@ class EpisodeFigures:
     forks: int
     duration_s: float
     version: int
+    is_frozen: bool = False
+    """A frozen model played it: it has no age."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def score(
     _check_credits(algorithm, credits, samples)
     views = _reference_views(algorithm, group, credits, view)
     scored = [
-        _scored(result, own, credit, seen)
+        _scored(result, own, credit, seen, algorithm.requirements.sampled_by == "frozen")
         for result, own, credit, seen in zip(results, samples, credits, views, strict=True)
     ]
     rewards = {result.reward for result in results if not result.failed}
@@ -226,6 +228,7 @@ def _scored(
     samples: Sequence[TrainingSample],
     credits: Sequence[Credit],
     views: Sequence[ReferenceView | None],
+    is_frozen: bool,
 ) -> ScoredEpisode:
     columns, annotations = [], []
     for sample, credit, view in zip(samples, credits, views, strict=True):
@@ -244,6 +247,7 @@ def _scored(
             forks=sum(trace.forks for trace in result.traces),
             duration_s=result.duration_s,
             version=result.request.version,
+            is_frozen=is_frozen,
         ),
         samples=columns,
         annotations=annotations,

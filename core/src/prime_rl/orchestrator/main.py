@@ -14,8 +14,10 @@ from prime_rl.batches import open_batch_server
 from prime_rl.configs.paths import StagePaths, stage_paths
 from prime_rl.configs.run import RLConfig, RunConfig
 from prime_rl.errors import CheckpointError, ConfigError
+from prime_rl.orchestrator.frozen import find_teachers, frozen_sources
 from prime_rl.orchestrator.loop import Orchestrator
 from prime_rl.orchestrator.recorder import Recorder
+from prime_rl.orchestrator.reference import open_references
 from prime_rl.orchestrator.services import open_services
 from prime_rl.orchestrator.standalone import StandaloneEvaluation
 from prime_rl.orchestrator.state import OrchestratorState
@@ -78,7 +80,16 @@ async def _train(run: RunConfig, index: int, registry: Registry) -> None:
         async with AsyncExitStack() as stack:
             recorder = Recorder(paths, stage.orchestrator.save_episodes, hooks)
             stack.callback(recorder.close)
-            services = await open_services(run, index, registry, stack, evaluate_only=False)
+            algorithms = _algorithms(stage, registry)
+            teachers = await find_teachers(algorithms)
+            frozen = frozen_sources(algorithms, teachers)
+            services = await open_services(
+                run, index, registry, stack, evaluate_only=False, frozen=frozen
+            )
+            config = stage.orchestrator
+            references = await open_references(
+                algorithms, teachers, services, stack, config.max_empty_batches * config.batch_size
+            )
             transport: Any = registry.load("weight_transport", stage.weight_broadcast.type)
             orchestrator = Orchestrator(
                 stage=stage,
@@ -86,7 +97,8 @@ async def _train(run: RunConfig, index: int, registry: Registry) -> None:
                 services=services,
                 batches=batches,
                 recorder=recorder,
-                algorithms=_algorithms(stage, registry),
+                algorithms=algorithms,
+                references=references,
                 pauses_engines=bool(transport.capabilities.get("pauses_engines", True)),
                 resumed_after=resumed_after,
                 state=state,

@@ -74,7 +74,7 @@ def batch_metrics(batch: Batch, step: int) -> dict[str, float]:
             found |= episode_metrics(f"train/{source}/effective", own)
     for source, count in Counter(episode.source for episode in shipped).items():
         found[f"batch/{source}"] = count
-    ages = [step - 1 - episode.version for episode in shipped]
+    ages = [step - 1 - episode.version for episode in shipped if not episode.is_frozen]
     if ages:
         found["off_policy/mean"] = sum(ages) / len(ages)
         found["off_policy/max"] = max(ages)

@@ -6,12 +6,16 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from prime_rl.api.algorithm import Algorithm
 from prime_rl.errors import RunError
 from prime_rl.orchestrator.columns import SampleColumns
+from prime_rl.orchestrator.frozen import check_scores, frozen_scorer
 from prime_rl.orchestrator.group import ScoredEpisode
 from prime_rl.orchestrator.scorer import ScoringFailed, TokenScorer
+from prime_rl.orchestrator.services import Services
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +27,6 @@ class Endpoint:
     """Who scores the samples of a source."""
 
     scorer: TokenScorer
-    cache_salt: Callable[[], str] = lambda: ""
-    """Asked at every request: what an engine cached under another answer is not reused."""
     finished: Callable[[Sequence[str]], None] = lambda sessions: None
     """Releases the sessions of requests."""
 
@@ -84,15 +86,38 @@ class References:
         end = scored_end(sample)
         session = f"{sample.trace_id}-reference"
         try:
-            scores = await endpoint.scorer.score(
-                [*context, *tokens[replaced:end]], session, endpoint.cache_salt()
-            )
+            scores = await endpoint.scorer.score([*context, *tokens[replaced:end]], session)
         finally:
             endpoint.finished([session])
         self.scored_tokens += end
         own = scores[len(context) :]
         after = [0.0] * (len(tokens) - end)
         return sample.with_stream("ref_logprobs", [0.0] * replaced + own + after)
+
+
+async def open_references(
+    algorithms: Mapping[str, Algorithm],
+    names: Mapping[str, str],
+    services: Services,
+    stack: AsyncExitStack,
+    most_failures: int,
+) -> References | None:
+    """Scorers of the sources whose algorithms ask for a reference; None when none does. `names` are
+    those that `find_teachers` found. Raises RunError when a teacher does not score."""
+    endpoints: dict[str, Endpoint] = {}
+    for label, algorithm in algorithms.items():
+        wanted = algorithm.requirements.reference
+        if wanted == "teacher":
+            assert algorithm.teacher is not None
+            scorer = frozen_scorer(algorithm.teacher, names[label])
+            stack.push_async_callback(scorer.close)
+            await check_scores(scorer, label)
+            endpoints[label] = Endpoint(scorer)
+        elif wanted == "policy":
+            scorer = TokenScorer(services.router_url, services.model)
+            stack.push_async_callback(scorer.close)
+            endpoints[label] = Endpoint(scorer, services.release_sessions)
+    return References(endpoints, most_failures) if endpoints else None
 
 
 def needs_reference(sample: SampleColumns) -> bool:

@@ -60,9 +60,7 @@ class TokenScorer:
         """Release the connections."""
         await self._client.aclose()
 
-    async def score(
-        self, token_ids: Sequence[int], session_id: str = "", cache_salt: str = ""
-    ) -> list[float]:
+    async def score(self, token_ids: Sequence[int], session_id: str = "") -> list[float]:
         """Log-probability of every token after those before it, nats, at temperature 1; 0.0 for the
         first. Raises ScoringFailed."""
         body: dict[str, Any] = {
@@ -70,8 +68,6 @@ class TokenScorer:
             "token_ids": list(token_ids),
             "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0},
         }
-        if cache_salt:
-            body["cache_salt"] = cache_salt
         headers = {"X-Session-ID": session_id} if session_id else {}
         async with self._slots:
             answer = await self._post(body, headers)

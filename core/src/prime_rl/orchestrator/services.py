@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prime_rl.api import Model
@@ -15,9 +15,12 @@ from prime_rl.configs.paths import StagePaths, stage_model_dir, stage_paths
 from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
 from prime_rl.control.engines import EngineAdmin
 from prime_rl.models.choose import make_plugin, read_config_json
+from prime_rl.orchestrator.contexts import ContextRenderer
 from prime_rl.orchestrator.discovery import publish, read_when_there
 from prime_rl.orchestrator.env_client import EnvironmentClient
 from prime_rl.orchestrator.episode import Split
+from prime_rl.orchestrator.frozen import FrozenSource
+from prime_rl.orchestrator.group import ViewOfContext
 from prime_rl.orchestrator.pack import CostOfRow
 from prime_rl.orchestrator.router_host import RouterHost
 from prime_rl.orchestrator.runner import LoadedSource
@@ -45,6 +48,8 @@ class Services:
     check: Callable[[], None]
     """Raises RunError when something hosted here has ended."""
     cost: CostOfRow
+    view: ViewOfContext | None = None
+    """Renders what is shown to a reference before a branch."""
 
 
 def wanted_sources(
@@ -64,9 +69,15 @@ def wanted_sources(
 
 
 async def open_services(
-    run: RunConfig, index: int, registry: Registry, stack: AsyncExitStack, evaluate_only: bool
+    run: RunConfig,
+    index: int,
+    registry: Registry,
+    stack: AsyncExitStack,
+    evaluate_only: bool,
+    frozen: Mapping[str, FrozenSource] | None = None,
 ) -> Services:
-    """Wait for the stage's processes and connect; `stack` closes everything again.
+    """Wait for the stage's processes and connect; `stack` closes everything again. `frozen` are the
+    training sources that a frozen model plays.
 
     Raises RunError when a process does not come up.
     """
@@ -80,22 +91,26 @@ async def open_services(
     publish(paths.router_url, router_url)
     model_dir = stage_model_dir(run, index)
     plugin = make_plugin(stage.model, read_config_json(model_dir), registry)
-    settings = client_settings(
-        router_url,
-        Path(stage.tokenizer.name) if stage.tokenizer.name else model_dir,
-        plugin.renderer if stage.tokenizer.renderer == "auto" else stage.tokenizer.renderer,
-    )
+    tokenizer = Path(stage.tokenizer.name) if stage.tokenizer.name else model_dir
+    renderer = plugin.renderer if stage.tokenizer.renderer == "auto" else stage.tokenizer.renderer
+    settings = client_settings(router_url, tokenizer, renderer)
+    connected = {}
+    for split, source in sources:
+        player = (frozen or {}).get(source.label) if split == "train" else None
+        own = settings if player is None else player.client_settings(tokenizer, renderer)
+        loaded = await _connect(paths, split, source, own, stack)
+        connected[split, source.label] = (
+            loaded if player is None else replace(loaded, frozen_model=player.name)
+        )
     return Services(
         engines=engines,
         router_url=router_url,
         model=await engines.served_name(),
-        sources={
-            (split, source.label): await _connect(paths, split, source, settings, stack)
-            for split, source in sources
-        },
+        sources=connected,
         release_sessions=release,
         check=check,
         cost=row_cost(plugin, model_dir),
+        view=ContextRenderer(tokenizer, renderer).view,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from prime_rl.orchestrator.dispatch import GroupCancellation
@@ -69,6 +69,7 @@ class TrainSink:
         constant: bool,
         max_off_policy_steps: int,
         changed: Callable[[], None],
+        never_stale: Collection[str] = (),
     ) -> None:
         self._score = score
         self._close = close
@@ -79,6 +80,7 @@ class TrainSink:
         self._constant = constant
         self._max_off_policy_steps = max_off_policy_steps
         self._changed = changed
+        self._never_stale = frozenset(never_stale)
         self._collecting: dict[int, list[EpisodeResult]] = {}
         self._missing: dict[int, GroupCancellation] = {}
         self._queue: list[ScoredGroup] = []
@@ -164,7 +166,7 @@ class TrainSink:
         is the guarantee; cancelling in flight only saves work."""
         kept = []
         for group in self._queue:
-            if staleness(self._progress.step, group.version) > self._max_off_policy_steps:
+            if self._age(group) > self._max_off_policy_steps:
                 rest = group.episodes[group.shipped :]
                 self.observed.dropped_stale += len(rest)
                 self._waste("stale", sum(e.figures.output_tokens for e in rest if e.is_live))
@@ -174,8 +176,14 @@ class TrainSink:
         self._queue = kept
 
     def queued_staleness(self) -> list[int]:
-        """Staleness of every group that waits."""
-        return [staleness(self._progress.step, group.version) for group in self._queue]
+        """Staleness of every group that waits and grows stale."""
+        return [self._age(group) for group in self._queue if group.source not in self._never_stale]
+
+    def _age(self, group: ScoredGroup) -> int:
+        """Staleness for the step being filled; 0 for what a frozen model played."""
+        if group.source in self._never_stale:
+            return 0
+        return staleness(self._progress.step, group.version)
 
     @property
     def available(self) -> int:
@@ -187,13 +195,23 @@ class TrainSink:
     @property
     def is_ready(self) -> bool:
         """A whole batch waits."""
-        return self.available >= self._batch_size
+        return self.has(self._batch_size)
+
+    def has(self, count: int) -> bool:
+        """At least `count` episodes wait that count."""
+        return self.available >= count
 
     def take(self) -> Batch:
         """The next batch; call it when `is_ready`. Of the last group only a part may ship."""
+        taken = self.take_episodes(self._batch_size)
+        observed, self.observed = self.observed, Observed()
+        return Batch(taken, observed)
+
+    def take_episodes(self, count: int) -> list[ScoredEpisode]:
+        """The next `count` episodes, of `available` ones; those without signal are left out."""
         taken: list[ScoredEpisode] = []
         counted = 0
-        while counted < self._batch_size:
+        while counted < count:
             group = self._queue[0]
             episode = group.episodes[group.shipped]
             group.shipped += 1
@@ -205,8 +223,7 @@ class TrainSink:
             if exhausted:
                 self._queue.pop(0)
                 self._close(group.group_id)
-        observed, self.observed = self.observed, Observed()
-        return Batch(taken, observed)
+        return taken
 
     def partly_shipped(self) -> list[ScoredGroup]:
         """Groups of which a part has shipped; a checkpoint keeps their rest."""
