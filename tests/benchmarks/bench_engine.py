@@ -1,8 +1,9 @@
 """The embedded engine against `transformers` generate on the same tiny model, in one run.
 
 Ways are measured in turn, round after round, so that a busy machine hits all: shown are the best
-round of each, and the median over the rounds of its ratio to transformers in the same round. `direct`: sequences given to the engine loop; `http`: requests of an aiohttp client in
-this process to a server process.
+round of each, and the median over the rounds of its ratio to transformers in the same round.
+`direct`: sequences given to the engine loop; `http`: requests of an aiohttp client in this process
+to a server process.
 
     python tests/benchmarks/bench_engine.py [--tokens 128] [--rounds 5] [--threads 1]
 """
