@@ -171,3 +171,19 @@ def test_block_is_one_mixer_on_the_norm_plus_the_input(symbol: str) -> None:
     assert [name for name, _ in made.named_children()][0] == "norm"
     assert len(list(made.children())) == 2
     assert_equal(made(x, batch(), chunks, None), x + mixer(norm, *arguments))
+
+
+def test_mamba_compiles_to_few_whole_graphs() -> None:
+    """One for the first row, then one for rows that fill their last chunk and one for those that do
+    not, whatever their number of chunks."""
+    from torch._dynamo.testing import CompileCounter
+
+    made, counter = block("M"), CompileCounter()
+    compiled = torch.compile(made, backend=counter, fullgraph=True)
+    for tokens in (64, 100, 37, 200, 128):
+        row = PackedBatch.from_documents([[0] * (tokens - 5), [0] * 5])
+        arguments = (row, make_chunks(row.positions, 8), None)
+        x = torch.empty(tokens, 64).normal_(generator=torch.Generator().manual_seed(tokens))
+        with torch.no_grad():
+            assert_equal(compiled(x, *arguments), made(x, *arguments))
+    assert counter.frame_count <= 3
