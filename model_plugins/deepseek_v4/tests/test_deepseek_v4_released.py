@@ -181,7 +181,9 @@ def test_both_spellings_of_config_json(name: str) -> None:
     other = as_transformers_writes(original)
     assert "compress_ratios" not in other and "compress" in other["rope_parameters"]
     assert PLUGIN.architecture(other) == PLUGIN.architecture(original)
-    exported = PLUGIN.export_config(other, PLUGIN.architecture(other))
+    architecture = PLUGIN.architecture(other)
+    del other["qk_rope_head_dim"]  # not every version writes it
+    exported = PLUGIN.export_config(other, architecture)
     for key in ("num_hash_layers", "qk_rope_head_dim", "topk_method", "scoring_func"):
         assert exported[key] == original[key], key
     assert exported["compress_ratios"] == original["compress_ratios"]

@@ -92,7 +92,7 @@ def write(streams_TND: Tensor, y_TD: Tensor, post_TN: Tensor, comb_TNN: Tensor) 
 
 class _Write(torch.autograd.Function):
     """Keeps its inputs in their own dtypes, where composed operations would keep float32 copies of
-    all streams. Products are element by element, so that no matrix unit rounds the maps."""
+    all streams. Forward multiplies element by element, so that no matrix unit rounds the maps."""
 
     @staticmethod
     def forward(ctx: Any, streams: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
@@ -106,12 +106,10 @@ class _Write(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, ...]:
         streams, y, post, comb = ctx.saved_tensors
         g_TND = upstream[0].float()
-        d_streams, d_comb = torch.empty_like(streams), torch.empty_like(comb)
-        for i in range(streams.shape[1]):
-            d_comb[:, i] = (g_TND * streams[:, i, None].float()).sum(-1)
-            d_streams[:, i] = (g_TND * comb[:, i, :, None]).sum(1)
-        d_y = (g_TND * post[..., None]).sum(1).to(y.dtype)
-        d_post = (g_TND * y[:, None].float()).sum(-1)
+        d_streams = torch.bmm(comb, g_TND).to(streams.dtype)
+        d_comb = torch.bmm(streams.float(), g_TND.transpose(1, 2))
+        d_y = torch.bmm(post[:, None], g_TND)[:, 0].to(y.dtype)
+        d_post = torch.bmm(g_TND, y.float()[..., None])[..., 0]
         return d_streams, d_y, d_post, d_comb
 
 
