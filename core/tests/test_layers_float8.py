@@ -1,9 +1,11 @@
 """8-bit numbers: rounding and scales against plain Python, gradients, layers, served weights."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from prime_rl.api.backends import ExpertActivation
@@ -26,6 +28,7 @@ from prime_rl.layers.float8_weights import (
 )
 from prime_rl.layers.mlp import GatedMLP
 from prime_rl.layers.moe_torch import TorchMoE, TorchMoEConfig
+from prime_rl.testing.fixed_numbers import fixed_numbers
 
 SCALES = ("exact", "power_of_two", "two_step")
 
@@ -169,6 +172,18 @@ def test_blocks_against_plain_python(scales: str, shape: tuple[int, int]) -> Non
     found = quantise_blocks(weight, scales)  # type: ignore[arg-type]
     assert found.codes.float().equal(expected.codes)
     assert found.scales.equal(expected.scales)
+
+
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(("name", "shape"), [("tall", (132, 20)), ("wide", (20, 132))])
+def test_blocks_against_vllm(name: str, shape: tuple[int, int], scales: str) -> None:
+    """Every code and scale of what vLLM 0.31 made of the same weights (`tests/record_vllm.py`)."""
+    recorded = load_file(Path(__file__).parent / "data" / "vllm_block_cast.safetensors")
+    weight = (fixed_numbers(*shape, seed=1) / 64).bfloat16()
+    found = quantise_blocks(weight, scales)  # type: ignore[arg-type]
+    codes = recorded[f"{name}.{scales}.codes"]
+    assert found.codes.view(torch.uint8).equal(codes.view(torch.uint8))
+    assert found.scales.equal(recorded[f"{name}.{scales}.scales"])
 
 
 def test_edges_of_the_block_grid() -> None:
