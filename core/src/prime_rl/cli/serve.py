@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 def command(arguments: list[str]) -> int:
     """Serve until interrupted."""
+    # Read when numpy is imported. Its products here are rows times small matrices; threads of its
+    # own would make them a hundred times slower on busy cores.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     options = _parser().parse_args(arguments)
 
     from prime_rl.errors import ConfigError
