@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prime_rl.algorithms.grpo import GRPO, GRPOConfig
+from prime_rl.api.algorithm import Algorithm
 from prime_rl.batches import BatchClosed, open_batch_client, open_batch_server
 from prime_rl.configs.base import PluginConfig, ValidationContext
 from prime_rl.configs.paths import StagePaths
@@ -21,6 +22,7 @@ from prime_rl.errors import PrimeError
 from prime_rl.orchestrator.env_client import EpisodeRefused
 from prime_rl.orchestrator.loop import Orchestrator
 from prime_rl.orchestrator.recorder import Recorder
+from prime_rl.orchestrator.reference import References
 from prime_rl.orchestrator.runner import LoadedSource
 from prime_rl.orchestrator.services import Services, wanted_sources
 from prime_rl.orchestrator.state import OrchestratorState
@@ -283,6 +285,9 @@ def run_world(
     during: Callable[[Orchestrator], Any] | None = None,
     step_s: float = 0.0,
     pages: list[str] | None = None,
+    algorithms: Mapping[str, Algorithm] | None = None,
+    references: References | None = None,
+    frozen_model: str | None = None,
 ) -> World:
     """Run the loop to its end (or its exception, raised here with `world` as an attribute)."""
     return asyncio.run(
@@ -299,6 +304,9 @@ def run_world(
             during,
             step_s,
             pages,
+            algorithms,
+            references,
+            frozen_model,
         )
     )
 
@@ -316,6 +324,9 @@ async def _run_world(
     during: Callable[[Orchestrator], Any] | None,
     step_s: float,
     pages: list[str] | None,
+    algorithms: Mapping[str, Algorithm] | None,
+    references: References | None,
+    frozen_model: str | None,
 ) -> World:
     paths = StagePaths(folder)
     ranks = stage.trainer.parallel.ranks
@@ -331,7 +342,9 @@ async def _run_world(
             replies.get((split, source.label), spread_rewards), delay_s, seed
         )
         environments[split, source.label] = environment
-        sources[split, source.label] = LoadedSource(source, make_tasks(tasks), environment)
+        sources[split, source.label] = LoadedSource(
+            source, make_tasks(tasks), environment, frozen_model if split == "train" else None
+        )
     services = Services(
         engines=engines,  # type: ignore[arg-type]
         router_url="",
@@ -349,10 +362,12 @@ async def _run_world(
             services=services,
             batches=batches,
             recorder=recorder,
-            algorithms={
+            algorithms=dict(algorithms or {})
+            or {
                 source.label: GRPO(source.algo or stage.orchestrator.train.algo)
                 for source in stage.orchestrator.train.source
             },
+            references=references,
             pauses_engines=pauses_engines,
             resumed_after=resumed_after,
             state=state,

@@ -114,7 +114,8 @@ def warn_of_no_signal(step: int, observed: Observed) -> None:
         return
     truncated = sum(episode.outcome == "truncated" for episode in episodes) / len(episodes)
     zero_variance = observed.groups_without_variance / max(1, observed.groups)
-    if truncated == 1.0 or zero_variance == 1.0:
+    is_silent = zero_variance == 1.0 and observed.groups_with_signal == 0
+    if truncated == 1.0 or is_silent:
         log.warning(
             "step %d: truncation fraction %.1f, zero-variance fraction %.1f over %d episodes; %s",
             step,

@@ -28,6 +28,8 @@ class Observed:
     episodes: list[EpisodeFigures] = field(default_factory=list)
     groups: int = 0
     groups_without_variance: int = 0
+    groups_with_signal: int = 0
+    """Groups that train something, with or without variance of their rewards."""
     dropped_stale: int = 0
     """Episodes of groups that were too old, in flight or in the queue."""
     rejected: Counter[str] = field(default_factory=Counter)
@@ -132,6 +134,7 @@ class TrainSink:
         self.observed.episodes += figures
         self.observed.groups += 1
         self.observed.groups_without_variance += not group.has_variance
+        self.observed.groups_with_signal += group.live > 0 and not group.is_rejected
         share = group.live / len(figures) if self._constant else 1.0
         share = 0.0 if group.is_rejected else share
         self.live_share += (share - self.live_share) / LIVE_SHARE_GROUPS
