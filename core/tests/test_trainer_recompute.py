@@ -11,7 +11,8 @@ from prime_rl.layers.attention_torch import TorchAttention, TorchAttentionConfig
 from prime_rl.layers.dsa_torch import TorchDSA, TorchDSAConfig
 from prime_rl.parallel.shard import make_meshes, shard
 from prime_rl.parallel.world import World
-from prime_rl.trainer.recompute import kept_operators, recompute_in_backward
+from prime_rl.trainer.recompute import recompute_in_backward, remember_choices
+from prime_rl.trainer.setup import leave_kernels_alone
 
 
 class SparseBlock(nn.Module):
@@ -32,7 +33,7 @@ class SparseBlock(nn.Module):
 
 
 @pytest.mark.parametrize(("keeps", "expected"), [(True, 1), (False, 2)])
-def test_kept_operators_run_once(
+def test_what_was_chosen_is_not_chosen_again(
     monkeypatch: pytest.MonkeyPatch, keeps: bool, expected: int
 ) -> None:
     calls = []
@@ -47,7 +48,9 @@ def test_kept_operators_run_once(
     calls.clear()
     block.zero_grad()
     kernels = Kernels(TorchAttention(TorchAttentionConfig()), [], block.backend)
-    recompute_in_backward(block, kept_operators(kernels) if keeps else frozenset())
+    if keeps:
+        remember_choices(kernels)
+    recompute_in_backward(block)
     block(x_TD).square().sum().backward()
     assert len(calls) == expected
     for parameter, gradient in zip(block.parameters(), plain, strict=True):
@@ -85,9 +88,10 @@ def sharded_gradients(recompute: bool) -> list[Tensor]:
     torch.manual_seed(0)
     root = nn.Sequential(nn.Linear(8, 8), BlockWithIslands(), BlockWithIslands())
     blocks = list(root)[1:]
-    kernels = Kernels(TorchAttention(TorchAttentionConfig()), [], blocks[0].sparse.backend)
     for block in blocks if recompute else ():
-        recompute_in_backward(block, kept_operators(kernels))
+        kernels = Kernels(TorchAttention(TorchAttentionConfig()), [], block.sparse.backend)
+        remember_choices(kernels)
+        recompute_in_backward(block)
     islands = [module for module in root.modules() if isinstance(module, Island)]
     meshes = make_meshes(World(0, 1, torch.device("cpu"), None), 1, 1)
     shard(root, blocks, meshes, torch.bfloat16, torch.float32, keep_float32=islands)
@@ -105,3 +109,38 @@ def test_sharded_modules_inside_a_recomputed_block() -> None:
     assert len(plain) == 2 + 2 * 5 and all(gradient.any() for gradient in plain[4:])
     for first, second in zip(plain, recomputed, strict=True):
         assert first.equal(second)
+
+
+def test_choices_belong_to_their_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two forwards before either backward, as with several rows in flight."""
+    torch.manual_seed(0)
+    block = SparseBlock()
+    rows = [torch.randn(9, 8), torch.randn(5, 8)]
+    expected = []
+    for row in rows:
+        block.zero_grad()
+        block(row).square().sum().backward()
+        expected.append(block.q.weight.grad.clone())
+    remember_choices(Kernels(TorchAttention(TorchAttentionConfig()), [], block.backend))
+    recompute_in_backward(block)
+    outputs = [block(row).square().sum() for row in rows]
+    for output, gradient in reversed(list(zip(outputs, expected, strict=True))):
+        block.zero_grad()
+        output.backward()
+        assert block.q.weight.grad.equal(gradient)
+
+
+def test_compiled_blocks_are_recomputed() -> None:
+    """The graph breaks at the kernels; values are those of the plain block."""
+    torch.manual_seed(0)
+    block, x_TD = SparseBlock(), torch.randn(9, 8)
+    block(x_TD).square().sum().backward()
+    expected = block.q.weight.grad.clone()
+    block.zero_grad()
+    kernels = Kernels(TorchAttention(TorchAttentionConfig()), [], block.backend)
+    leave_kernels_alone(kernels)
+    remember_choices(kernels)
+    block.forward = torch.compile(block.forward, backend="aot_eager")
+    recompute_in_backward(block)
+    block(x_TD).square().sum().backward()
+    torch.testing.assert_close(block.q.weight.grad, expected)

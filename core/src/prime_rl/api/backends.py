@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class AttentionBackend(Plugin):
     """Softmax attention within documents.
 
-    Capabilities it declares: devices, dtypes, custom_ops (names for activation checkpointing).
+    Capabilities it declares: devices, dtypes, custom_ops (names of its custom operators: with some,
+    it stays in compiled graphs).
     """
 
     @abstractmethod

@@ -41,7 +41,6 @@ class TorchAttention(AttentionBackend):
     capabilities: ClassVar[Capabilities] = {
         "devices": ("cpu", "cuda"),
         "dtypes": ("float32", "bfloat16", "float16"),
-        "custom_ops": (),
     }
 
     def attend(

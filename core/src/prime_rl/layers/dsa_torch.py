@@ -32,7 +32,6 @@ class TorchDSA(DSABackend):
     capabilities: ClassVar[Capabilities] = {
         "devices": ("cpu", "cuda"),
         "dtypes": ("float32", "bfloat16", "float16"),
-        "custom_ops": ("prime_rl::dsa_select_torch",),
     }
 
     def select(

@@ -34,7 +34,6 @@ class TorchMoE(MoEBackend):
         "activations": ("gated_silu", "squared_relu"),
         "activation_limit": True,
         "activation_rounding": True,
-        "custom_ops": (),
     }
 
     def experts(

@@ -1,109 +1,93 @@
-"""Recomputes the activations of a block in backward, keeping what named operators gave."""
+"""Recomputes the activations of a block in backward, but makes no choice a second time."""
 
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint
 
 from prime_rl.api import Kernels
 
-Contexts = Callable[[], tuple[Any, Any]]
+_active = threading.local()
 
 
-def kept_operators(kernels: Kernels) -> frozenset[str]:
-    """Custom operators, as `namespace::name`, whose results recomputation keeps: a second top-k
-    might choose others."""
-    chosen = [kernels.attention, *kernels.moe, *([kernels.dsa] if kernels.dsa else [])]
-    return frozenset(name for part in chosen for name in part.capabilities.get("custom_ops", ()))
+def remember_choices(kernels: Kernels) -> None:
+    """Let recomputation take the keys that sparse attention chose in the forward: a second top-k
+    might choose others. In place, on the run's own back end."""
+    if kernels.dsa is not None:
+        kernels.dsa.select = _remembered(kernels.dsa.select)  # type: ignore[method-assign]
 
 
-def recompute_in_backward(
-    block: nn.Module, kept: frozenset[str] = frozenset(), compiled: bool = False
-) -> None:
-    """Keep only the block's inputs and what the `kept` operators gave; its forward runs again in
-    backward. Names do not change. `compiled`: the block will be compiled."""
+def _remembered(select: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(select)
+    def remembered(*args: Any, **kwargs: Any) -> Tensor:
+        choices: _Choices | None = getattr(_active, "choices", None)
+        if choices is None:
+            return select(*args, **kwargs)
+        return choices.next(lambda: select(*args, **kwargs))
+
+    return remembered
+
+
+class _Choices:
+    """What one block chose, in order."""
+
+    def __init__(self) -> None:
+        self.made: list[Tensor] = []
+        self.given = 0
+        self.is_over = False
+        """The forward is done: from now on choices are only given again."""
+
+    def next(self, choose: Callable[[], Tensor]) -> Tensor:
+        """A new choice in the forward, the same again in recomputation."""
+        if not self.is_over:
+            self.made.append(choose())
+            return self.made[-1]
+        self.given += 1
+        return self.made[self.given - 1]
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around the block's forward."""
+        with _making(self):
+            yield
+        self.is_over = True
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Around its recomputation, in whichever thread that runs."""
+        self.given = 0
+        with _making(self):
+            yield
+
+
+@contextmanager
+def _making(choices: _Choices) -> Iterator[None]:
+    outer = getattr(_active, "choices", None)
+    _active.choices = choices
+    try:
+        yield
+    finally:
+        _active.choices = outer
+
+
+def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    choices = _Choices()
+    return choices.forward(), choices.again()
+
+
+def recompute_in_backward(block: nn.Module) -> None:
+    """Keep only the block's inputs and what it chose; its forward, compiled or not, runs again in
+    backward. Names do not change."""
     forward = block.forward
-    options: dict[str, Any] = {"use_reentrant": False}
-    if kept:
-        make = _compiled_contexts if compiled else _eager_contexts
-        options["context_fn"] = functools.partial(make, kept)
 
     @functools.wraps(forward)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, **options, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=_contexts, **kwargs)
 
     block.forward = checkpointed
-
-
-def _compiled_contexts(kept: frozenset[str]) -> tuple[Any, Any]:
-    """torch's own, the only ones that compilers understand."""
-
-    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        is_kept = operator.name() in kept
-        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)
-    return contexts
-
-
-def _eager_contexts(kept: frozenset[str]) -> tuple[Any, Any]:
-    """Count the kept operators alone. torch's own contexts want every operator as often as in the
-    forward, which sharded modules inside the block do not give: they gather their parameters anew."""
-    results: dict[str, list[Any]] = defaultdict(list)
-    return _Keep(kept, results), _Recall(kept, results)
-
-
-class _Keep(TorchDispatchMode):
-    """Stores what the kept operators give."""
-
-    def __init__(self, kept: frozenset[str], results: dict[str, list[Any]]) -> None:
-        super().__init__()
-        self.kept, self.results = kept, results
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.name() in self.kept:
-            self.results[func.name()].append(tree_map(_alias, result))
-        return result
-
-
-class _Recall(TorchDispatchMode):
-    """Gives the stored results again, in their order."""
-
-    def __init__(self, kept: frozenset[str], results: dict[str, list[Any]]) -> None:
-        super().__init__()
-        self.kept, self.results = kept, results
-        self.given: dict[str, int] = defaultdict(int)
-
-    def __enter__(self) -> _Recall:
-        self.given.clear()
-        super().__enter__()
-        return self
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func.name()
-        if name not in self.kept:
-            return func(*args, **(kwargs or {}))
-        number = self.given[name]
-        self.given[name] += 1
-        return tree_map(_alias, self.results[name][number])
-
-
-def _alias(value: Any) -> Any:
-    """The same memory outside any graph."""
-    return value.detach() if isinstance(value, Tensor) else value

@@ -17,7 +17,7 @@ from prime_rl.models.load import load_weights
 from prime_rl.models.setup import ModelSetup, build
 from prime_rl.parallel.world import World
 from prime_rl.trainer.policy import Policy
-from prime_rl.trainer.recompute import kept_operators, recompute_in_backward
+from prime_rl.trainer.recompute import recompute_in_backward, remember_choices
 
 log = logging.getLogger(__name__)
 
@@ -125,23 +125,32 @@ def _owners(model: nn.Module, parameters: list[nn.Parameter]) -> list[nn.Module]
 
 
 def prepare_blocks(model: nn.Module, kernels: Kernels, trainer: TrainerConfig) -> None:
-    """Recompute activations and compile, block by block, as configured."""
+    """Compile blocks and recompute their activations, as configured."""
     if trainer.memory.compile:
         leave_kernels_alone(kernels)
-    kept = kept_operators(kernels)
+    recomputes = trainer.memory.activation_checkpointing == "full"
+    if recomputes:
+        remember_choices(kernels)
     for block in _blocks(model):
-        if trainer.memory.activation_checkpointing == "full":
-            recompute_in_backward(block, kept, trainer.memory.compile)
         if trainer.memory.compile:
-            block.compile()
+            # Inside what recomputes: one break in a graph that held both would leave the whole
+            # block uncompiled.
+            block.forward = torch.compile(block.forward)
+        if recomputes:
+            recompute_in_backward(block)
 
 
 def leave_kernels_alone(kernels: Kernels) -> None:
     """Compiled blocks call attention and experts as they are: those work by document lengths and
     token counts, which differ in every row, and a graph that held them would be rebuilt each time.
+    Back ends of custom operators (capability `custom_ops`) are calls in a graph anyway and stay.
     """
     from torch.compiler import disable
 
-    kernels.attention.attend = disable(kernels.attention.attend)  # type: ignore[method-assign]
-    for backend in set(kernels.moe):
-        backend.experts = disable(backend.experts)  # type: ignore[method-assign]
+    functions = [(kernels.attention, "attend"), *((each, "experts") for each in set(kernels.moe))]
+    if kernels.dsa is not None:
+        functions.append((kernels.dsa, "attend"))
+        kernels.dsa.select = disable(kernels.dsa.select)  # type: ignore[method-assign]
+    for backend, name in functions:
+        if not backend.capabilities.get("custom_ops"):
+            setattr(backend, name, disable(getattr(backend, name)))
