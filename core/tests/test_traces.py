@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from prime_rl.traces import (
     read_index,
     read_metrics,
 )
-from prime_rl.traces.rounding import round_stream
+from prime_rl.traces.rounding import round_decimals, round_stream
 
 
 def episode(number: int, source: str = "words") -> dict:
@@ -193,3 +194,14 @@ def test_usual_numbers_have_no_noise_behind_the_sixth_digit():
     values = [-0.1234567891, 1 / 3, 12.3456789, 1e-9 / 7, 0.0, -2.0, 123456.789] * 20
     assert round_stream(values)[:7] == [-0.123457, 0.333333, 12.3457, 1.42857e-10, 0, -2, 123457]
     assert round_stream([True, None, False] * 40) == [True, None, False] * 40
+
+
+def test_rounding_of_long_streams_is_that_of_single_numbers():
+    draw = random.Random(0)
+    logprobs = [-draw.expovariate(1.0) for _ in range(500)] + [0.0, -1e-9, -123.45678]
+    assert round_decimals(logprobs, 4) == [round(value, 4) for value in logprobs]
+    odd = round_decimals([*logprobs, float("nan"), float("-inf"), 1e308], 4)
+    assert math.isnan(odd[-3]) and math.isinf(odd[-2])
+    few = [None if index % 3 else 0.123456789 for index in range(200)]
+    assert round_stream(few) == [None if index % 3 else 0.123457 for index in range(200)]
+    assert round_stream([float("nan"), *few])[0] is None

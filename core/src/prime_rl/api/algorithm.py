@@ -37,7 +37,7 @@ class Branch:
     @property
     def trainable_tokens(self) -> int:
         """Number of tokens that train."""
-        return sum(self.mask)
+        return self.mask.count(True)
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,10 @@ class SampleColumns:
 
 def _to_bytes(code: str, values: list[Any]) -> bytes:
     # Most float streams hold one value over and over; counting identical objects is much
-    # cheaper than converting each (about 4 ns against 15 ns a token).
+    # cheaper than converting each (about 4 ns against 15 ns a token). Those that do not mostly
+    # differ between prompt and completion.
     first = values[0]
-    if code == "f" and values.count(first) == len(values):
+    if code == "f" and values[-1] == first and values.count(first) == len(values):
         return array(code, [first]).tobytes() * len(values)
     return bytes(values) if code == "B" else array(code, values).tobytes()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from prime_rl.api.algorithm import (
 )
 from prime_rl.configs.curriculum import AdvantageRangeConfig
 from prime_rl.errors import RunError
+from prime_rl.orchestrator.arrays import are_finite
 from prime_rl.orchestrator.columns import ReferenceView, SampleColumns
 from prime_rl.orchestrator.curriculum import is_rejected
 from prime_rl.orchestrator.episode import AgentTrace, EpisodeResult
@@ -27,6 +27,9 @@ from prime_rl.wire import TrainingSample
 
 ViewOfContext = Callable[[ReferenceContext, Sequence[int]], ReferenceView]
 """(context, token ids of the branch) -> what the reference is given."""
+
+
+CREDIT_STREAMS = tuple(stream.name for stream in dataclasses.fields(Credit))
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,14 @@ class Annotation:
 
     trace_id: str
     branch_index: int
-    advantages: Sequence[float | None]
+    values: Sequence[float]
+    mask: Sequence[bool]
+
+    @property
+    def advantages(self) -> list[float | None]:
+        """One per token, None where it does not train."""
+        pairs = zip(self.values, self.mask, strict=True)
+        return [advantage if trainable else None for advantage, trainable in pairs]
 
 
 @dataclass(frozen=True)
@@ -160,17 +170,17 @@ def _check_credits(
         )
     for branches, own in zip(credits, samples, strict=True):
         for credit, sample in zip(branches, own, strict=True):
-            for stream in dataclasses.fields(credit):
-                values = getattr(credit, stream.name)
+            for stream in CREDIT_STREAMS:
+                values = getattr(credit, stream)
                 if values is None:
                     continue
                 if len(values) != len(sample.token_ids):
                     raise RunError(
-                        f"{name}.score_group returned {len(values)} {stream.name} for a branch of "
+                        f"{name}.score_group returned {len(values)} {stream} for a branch of "
                         f"{len(sample.token_ids)} tokens"
                     )
-                if not all(map(math.isfinite, values)):
-                    raise RunError(f"{name}.score_group returned {stream.name} that are not finite")
+                if not are_finite(values):
+                    raise RunError(f"{name}.score_group returned {stream} that are not finite")
 
 
 def _episode(result: EpisodeResult, with_roles: bool) -> Episode:
@@ -262,22 +272,8 @@ def apply_credit(sample: TrainingSample, credit: Credit) -> bool:
     """
     trains = False
     if credit.advantages is not None:
-        weights = (
-            [float(m) for m in sample.mask]
-            if credit.rl_weights is None
-            else [
-                weight if trainable else 0.0
-                for weight, trainable in zip(credit.rl_weights, sample.mask, strict=True)
-            ]
-        )
-        live = [
-            weight if advantage else 0.0
-            for weight, advantage in zip(weights, credit.advantages, strict=True)
-        ]
         sample.advantages = list(credit.advantages)
-        if live != [float(m) for m in sample.mask]:
-            sample.rl_weights = live
-        trains = any(live)
+        sample.rl_weights, trains = _rl_weights(sample.mask, credit.advantages, credit.rl_weights)
     sample.ce_weights = _stream(credit.ce_weights)
     sample.ref_kl_weights = _stream(credit.ref_kl_weights)
     if sample.ce_weights is not None:
@@ -295,14 +291,28 @@ def apply_credit(sample: TrainingSample, credit: Credit) -> bool:
     return trains
 
 
+def _rl_weights(
+    mask: Sequence[bool], advantages: Sequence[float], weights: Sequence[float] | None
+) -> tuple[list[float] | None, bool]:
+    """Weights to write out, and whether a token has one. A whole group usually has no weights of its
+    own and one advantage per episode: those cases take no step per token in Python."""
+    if weights is None:
+        if not any(itertools.compress(advantages, mask)):
+            return [0.0] * len(mask), False
+        if all(itertools.compress(advantages, mask)):
+            return None, True
+        weights = [1.0] * len(mask)
+    live = [
+        weight if trainable and advantage else 0.0
+        for weight, trainable, advantage in zip(weights, mask, advantages, strict=True)
+    ]
+    return (None if live == mask else live), any(live)
+
+
 def _stream(values: Sequence[float] | None) -> list[float] | None:
     return None if values is None else list(values)
 
 
 def _annotation(sample: TrainingSample) -> Annotation:
     advantages = sample.advantages or [0.0] * len(sample.mask)
-    return Annotation(
-        sample.trace_id,
-        sample.branch_index,
-        [a if trainable else None for a, trainable in zip(advantages, sample.mask, strict=True)],
-    )
+    return Annotation(sample.trace_id, sample.branch_index, advantages, sample.mask)

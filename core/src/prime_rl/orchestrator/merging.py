@@ -55,9 +55,11 @@ class MergedSequence:
         self.token_ids += [*observed, *turn.completion_ids]
         self.mask += [False] * len(observed) + mask
         self.logprobs += [0.0] * len(observed)
-        self.logprobs += [
-            value if sampled else 0.0 for value, sampled in zip(logprobs, mask, strict=True)
-        ]
+        if not all(mask):
+            logprobs = [
+                value if sampled else 0.0 for value, sampled in zip(logprobs, mask, strict=True)
+            ]
+        self.logprobs += logprobs
         self.turns.append(number)
 
 

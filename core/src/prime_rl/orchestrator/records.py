@@ -8,6 +8,7 @@ from typing import Any
 
 from prime_rl.orchestrator.episode import AgentTrace, EpisodeRequest, EpisodeResult
 from prime_rl.orchestrator.samples import samples_with_paths
+from prime_rl.traces.rounding import round_decimals
 from prime_rl.wire import EpisodeOutcome
 
 TRUNCATING = frozenset(
@@ -43,7 +44,8 @@ def read_episode(
             sample.temperatures = [1.0] * len(sample.token_ids)
     outcome = _outcome(record, trainable)
     error = _last_error(record)
-    if outcome in ("completed", "truncated") and not any(_sampled_tokens(t) for t in trainable):
+    sampled_tokens = sum(_sampled_tokens(trace) for trace in trainable)
+    if outcome in ("completed", "truncated") and not sampled_tokens:
         outcome, error = "error", "EmptyEpisode: the episode ended without a sampled token"
     rewards = [trace.reward for trace in traces if trace.trainable]
     if not all(map(math.isfinite, rewards)):
@@ -57,7 +59,7 @@ def read_episode(
         error=error,
         metrics=_mean_metrics(trainable),
         input_tokens=_usage(trainable, "prompt_tokens"),
-        output_tokens=sum(_sampled_tokens(trace) for trace in trainable),
+        output_tokens=sampled_tokens,
         turns=sum(sum(node["sampled"] for node in trace["nodes"]) for trace in trainable),
         duration_s=duration_s,
         end_version=end_version,
@@ -117,7 +119,7 @@ def _last_error(record: Mapping[str, Any]) -> str:
 
 
 def _sampled_tokens(trace: Mapping[str, Any]) -> int:
-    return sum(sum(node["mask"]) for node in trace["nodes"] if node["sampled"])
+    return sum(node["mask"].count(True) for node in trace["nodes"] if node["sampled"])
 
 
 def _usage(traces: Iterable[Mapping[str, Any]], name: str) -> int:
@@ -176,8 +178,8 @@ def _stored_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
                 "sampled": node["sampled"],
                 "message": node["message"],
                 "token_ids": node["token_ids"],
-                "mask": [int(flag) for flag in node["mask"]],
-                "logprobs": [round(value, TOKEN_DECIMALS) for value in node["logprobs"]],
+                "mask": list(bytes(node["mask"])),
+                "logprobs": round_decimals(node["logprobs"], TOKEN_DECIMALS),
             }
             for node in trace["nodes"]
         ],

@@ -11,6 +11,8 @@ VECTOR_LENGTH = 64
 
 LARGEST_EXPONENT = 16
 
+FEW_VALUES = 16
+
 Stored = list[float | int | bool | None]
 
 
@@ -20,10 +22,25 @@ def round_stream(values: Sequence[float | bool | None]) -> Stored:
     if float not in kinds:
         return list(values)
     if len(values) >= VECTOR_LENGTH and kinds <= {float, type(None)}:
+        distinct = set(values)
+        if len(distinct) <= FEW_VALUES:  # an advantage is mostly the same on all tokens
+            known = {value: None if value is None else _round(value) for value in distinct}
+            return [known[value] for value in values]
         rounded = _round_many(values)
         if rounded is not None:
             return rounded
     return [_round(value) if type(value) is float else value for value in values]
+
+
+def round_decimals(values: Sequence[float], decimals: int) -> list[float]:
+    """Floats to so many digits after the point; NaN and infinities stay."""
+    if len(values) < VECTOR_LENGTH:
+        return [round(value, decimals) for value in values]
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        rounded: list[float] = np.round(np.array(values, dtype=np.float64), decimals).tolist()
+    return rounded
 
 
 def _round(value: float) -> float | None:
