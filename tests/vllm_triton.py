@@ -2,9 +2,10 @@
 
     python tests/vllm_triton.py FOLDER OUTPUT_FOLDER
 
-Records what they make of fixed numbers, for the tests of GLM-5 and of 8-bit activations: vLLM has no
-compiled CPU operators for these. Needs triton; on a machine without a GPU set TRITON_INTERPRET=1,
-where e4m3 rounding is torch's, because the interpreter's own does not round to nearest even.
+Records what they make of fixed numbers, for what vLLM has no compiled CPU operators for: GLM-5's
+cache, inputs of 8-bit layers. The files in the tests were made on an H200 (torch 2.11, triton 3.6).
+Needs triton; on a machine without a GPU set TRITON_INTERPRET=1, which gives the same bytes with
+torch's rounding in place of the interpreter's own, which is not to nearest even.
 """
 
 from __future__ import annotations
@@ -28,8 +29,18 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, HEADS, INDEX_HEADS = 6, 2, 3
 EXPONENTS = torch.tensor([0, -14, -3, 2, 5, -6])
 POSITIONS = torch.arange(ROWS) * 7
-CORE = "vllm_activations.safetensors"
-GLM5 = "vllm_glm5_cache.safetensors"
+ROOT = Path(__file__).resolve().parents[1]
+STORED = {
+    "core": ROOT / "core" / "tests" / "data" / "vllm_activations.safetensors",
+    "deepseek_v4": ROOT
+    / "model_plugins"
+    / "deepseek_v4"
+    / "tests"
+    / "data"
+    / "vllm_gpu.safetensors",
+    "glm5": ROOT / "model_plugins" / "glm5" / "tests" / "data" / "vllm_gpu.safetensors",
+}
+"""Where the recordings of each owner are kept; a run writes OUTPUT_FOLDER/OWNER.safetensors."""
 
 
 def scaled(*shape: int, seed: int) -> Tensor:
@@ -163,7 +174,7 @@ class Kernels:
             TMA_ALIGNED_SCALES=False,
             launch_pdl=False,
         )
-        return {"grouped.angles": table, "grouped.codes": codes[0], "grouped.scales": scales[0].T}
+        return {"angles": table, "grouped.codes": codes[0], "grouped.scales": scales[0].T}
 
     def deepseek_rows(self) -> dict[str, Tensor]:
         """DeepSeek V4's cache rows [6, 584] of keys that are normalised and rotated already."""
@@ -190,7 +201,7 @@ class Kernels:
         )
         data = cache[0, : 64 * 576].view(64, 576)[:ROWS]
         scales = cache[0, 64 * 576 : 64 * 584].view(64, 8)[:ROWS]
-        return {"deepseek_rows": torch.cat((data, scales), dim=1)}
+        return {"rows": torch.cat((data, scales), dim=1)}
 
 
 def _load(path: Path) -> Any:
@@ -239,31 +250,40 @@ class _Platform:
 
 
 def _round_as_torch() -> None:
-    """Replace the interpreter's conversion to e4m3."""
+    """Replace the interpreter's conversions of float32 to e4m3 and bfloat16."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
 
     original = interpreter._convert_float
+    targets = {
+        tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8, np.uint8),
+        tl.bfloat16: (torch.bfloat16, torch.int16, np.uint16),
+    }
 
     def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if target != tl.float8e4nv or source != tl.float32:
+        if target not in targets or source != tl.float32:
             return original(data, source, target, rounding)
-        codes = torch.from_numpy(np.ascontiguousarray(data)).to(torch.float8_e4m3fn)
-        return codes.view(torch.uint8).numpy()
+        dtype, bits, stored = targets[target]
+        rounded = torch.from_numpy(np.ascontiguousarray(data)).to(dtype)
+        return rounded.view(bits).numpy().view(stored)
 
     interpreter._convert_float = convert
 
 
 def main(folder: Path, output: Path) -> None:
     kernels = Kernels(folder)
-    core: dict[str, Tensor] = kernels.grouped_inputs()
+    core: dict[str, Tensor] = {}
     for name, power_of_two in (("exact", False), ("power_of_two", True)):
         core[f"{name}.codes"], core[f"{name}.scales"] = kernels.activations(power_of_two)
-    core |= kernels.deepseek_rows()
-    glm5 = {**kernels.latent_rows(), **kernels.queries()}
-    for name, made in ((CORE, core), (GLM5, glm5)):
-        save_file({key: value.cpu().contiguous() for key, value in made.items()}, output / name)
+    made = {
+        "core": core,
+        "deepseek_v4": {**kernels.grouped_inputs(), **kernels.deepseek_rows()},
+        "glm5": {**kernels.latent_rows(), **kernels.queries()},
+    }
+    for owner, tensors in made.items():
+        on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(on_cpu, output / f"{owner}.safetensors")
 
 
 if __name__ == "__main__":

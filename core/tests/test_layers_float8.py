@@ -30,6 +30,7 @@ from prime_rl.layers.mlp import GatedMLP
 from prime_rl.layers.moe_torch import TorchMoE, TorchMoEConfig
 from prime_rl.testing.fixed_numbers import fixed_numbers
 
+DATA = Path(__file__).parent / "data"
 SCALES = ("exact", "power_of_two", "two_step")
 
 
@@ -116,6 +117,19 @@ def test_groups_against_plain_python(power_of_two: bool, floors: tuple[float, fl
     assert values.equal(found.codes.float() * wide)
 
 
+@pytest.mark.parametrize("name", ["exact", "power_of_two"])
+def test_activations_against_vllm(name: str) -> None:
+    """Every code and scale of vLLM 0.31's kernel on an H200 (`tests/vllm_triton.py`)."""
+    recorded = load_file(DATA / "vllm_activations.safetensors")
+    powers = torch.exp2(torch.tensor([0.0, -14.0, -3.0, 2.0, 5.0, -6.0]))[:, None]
+    x = (fixed_numbers(6, 256, seed=11) * powers).bfloat16()
+    found = quantise_groups(x, 128, power_of_two=name == "power_of_two", amax_floor=1e-10)
+    assert found.codes.view(torch.uint8).equal(recorded[f"{name}.codes"].view(torch.uint8))
+    assert found.scales.equal(recorded[f"{name}.scales"])
+    values = dequantise_groups(found, 128)
+    assert round_activations(x.float(), name == "power_of_two").equal(values)
+
+
 def test_two_floors_differ() -> None:
     """A scale of at least 1e-4 is 2^-13; an amax of at least 1e-4 is a scale of 2^-22."""
     x = torch.full((1, 4), 1e-6)
@@ -178,7 +192,7 @@ def test_blocks_against_plain_python(scales: str, shape: tuple[int, int]) -> Non
 @pytest.mark.parametrize(("name", "shape"), [("tall", (132, 20)), ("wide", (20, 132))])
 def test_blocks_against_vllm(name: str, shape: tuple[int, int], scales: str) -> None:
     """Every code and scale of what vLLM 0.31 made of the same weights (`tests/record_vllm.py`)."""
-    recorded = load_file(Path(__file__).parent / "data" / "vllm_block_cast.safetensors")
+    recorded = load_file(DATA / "vllm_block_cast.safetensors")
     weight = (fixed_numbers(*shape, seed=1) / 64).bfloat16()
     found = quantise_blocks(weight, scales)  # type: ignore[arg-type]
     codes = recorded[f"{name}.{scales}.codes"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from prime_rl_model_deepseek_v4.compressor import Compressor
+from prime_rl_model_deepseek_v4.grouped import GroupedLinear
 from prime_rl_model_deepseek_v4.numerics import (
     quantise_heads,
     quantise_index,
@@ -98,6 +99,41 @@ def test_queries(recorded: dict[str, Tensor]) -> None:
     assert differing.sum() <= 2
     steps = found.view(torch.int16).int() - recorded["queries"].view(torch.int16).int()
     assert steps.abs().max() <= 1
+
+
+@pytest.fixture(scope="module")
+def on_gpu() -> dict[str, Tensor]:
+    """What vLLM's Triton kernels made on an H200 (`tests/vllm_triton.py`)."""
+    return load_file(Path(__file__).parent / "data" / "vllm_gpu.safetensors")
+
+
+def scaled(*shape: int, seed: int) -> Tensor:
+    powers = torch.exp2(EXPONENTS.float()).view(-1, *[1] * (len(shape) - 1))
+    return (fixed_numbers(*shape, seed=seed) * powers).bfloat16()
+
+
+def test_rows_of_the_gpu_kernel(on_gpu: dict[str, Tensor]) -> None:
+    """All bytes, with none of the CPU operator's peculiarities."""
+    x, rows = scaled(ROWS, 512, seed=13), on_gpu["rows"]
+    quantised = quantise_plain(x[:, :448])
+    assert codes_of(quantised).equal(rows[:, :448])
+    assert scale_bytes(quantised).equal(rows[:, 576:583])
+    read = round_rows(x, 64)
+    assert read[:, 448:].equal(rows[:, 448:576].contiguous().view(torch.bfloat16))
+    powers = quantised.scales.repeat_interleave(64, dim=1)
+    assert read[:, :448].float().equal(quantised.codes.float() * powers)
+
+
+def test_inputs_of_the_grouped_projection(on_gpu: dict[str, Tensor]) -> None:
+    """All bytes: bfloat16 output of attention, turned back in float32, rounded once. The layer
+    with an identity for its weight gives out what it multiplies."""
+    turned = rotate_tail(
+        scaled(ROWS, 2, 512, seed=12).float(), rotation_at(on_gpu, POSITIONS), inverse=True
+    )
+    part = GroupedLinear(1, 1024, 1024, "power_of_two")
+    part.weight.data = torch.eye(1024)
+    wide = on_gpu["grouped.scales"].repeat_interleave(128, dim=1)
+    assert part(turned).equal(on_gpu["grouped.codes"].float() * wide)
 
 
 def compressed(

@@ -95,7 +95,9 @@ def _cast(weight: Tensor, power_of_two: bool, block: int) -> Float8:
 
 def _scales(blocked: Tensor) -> Tensor:
     """Exact scales of [..., R/B, B, C/B, B]: [..., R/B, C/B]."""
-    return blocked.abs().amax(dim=(-3, -1)).clamp(min=AMAX_FLOOR) / FLOAT8_MAX
+    amax = blocked.abs().amax(dim=(-3, -1)).clamp(min=AMAX_FLOOR)
+    # By a tensor: CUDA multiplies by the reciprocal of a number, which turns last bits.
+    return amax / torch.full_like(amax, FLOAT8_MAX)
 
 
 def _steps(magnitude: Tensor) -> Tensor:
