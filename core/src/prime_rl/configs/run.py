@@ -142,6 +142,11 @@ class RLConfig(StageConfig):
     """How new weights reach the engines."""
     weight_broadcast_timeout_s: float = Field(3600.0, gt=0)
     """Seconds either side of a weight update waits for the other."""
+    weight_rounding: Literal["nearest", "stochastic_fp8"] = "nearest"
+    """How trained weights reach engines that keep them in FP8. nearest: as they are, the engine
+    rounds. stochastic_fp8: on the e4m3 grid of 128 x 128 blocks with power-of-two scales, each up
+    or down at random with its own mean, drawn anew for every version; an engine whose scales are
+    powers of two keeps exactly these."""
 
 
 Stage = Annotated[SFTConfig | RLConfig, Field(discriminator="type"), default_type("rl")]

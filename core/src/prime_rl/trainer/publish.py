@@ -25,8 +25,9 @@ class Publisher:
         broadcasts: Path,
         timeout_s: float,
         world: World,
-        weights: Callable[[], Iterable[NamedTensor]],
+        weights: Callable[[int], Iterable[NamedTensor]],
     ) -> None:
+        """`weights` of a version, all of them, are a collective."""
         self._sender = transport.sender(world.rank, world.size)
         self._handshake = BroadcastSender(broadcasts, timeout_s)
         self._broadcasts = broadcasts
@@ -46,7 +47,7 @@ class Publisher:
         if self._world.is_master:
             self._handshake.start(version)
         barrier(self._world)
-        self._sender.send(version, directory, self._weights())
+        self._sender.send(version, directory, self._weights(version))
         barrier(self._world)
         if self._world.is_master:
             self._handshake.finish(version)

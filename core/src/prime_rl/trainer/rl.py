@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from prime_rl.api import WeightTransport
+from collections.abc import Iterable
+
+from prime_rl.api import NamedTensor, WeightTransport
 from prime_rl.batches.opening import open_batch_client
 from prime_rl.configs.run import RLConfig
+from prime_rl.models.served import check_served, iter_served
 from prime_rl.traces.annotations import AnnotationWriter
 from prime_rl.trainer.annotate import Annotator
 from prime_rl.trainer.feed import Feed, pulled_batches
@@ -60,6 +63,8 @@ class RLTraining(TrainingLoop):
 
     def _open_publisher(self) -> Publisher:
         section = self.rl_stage.weight_broadcast
+        if self.rl_stage.weight_rounding != "nearest":
+            check_served(self.policy.model, self.setup.layout)
         transport = self.registry.load("weight_transport", section.type)(section)
         assert isinstance(transport, WeightTransport)
         return Publisher(
@@ -67,8 +72,15 @@ class RLTraining(TrainingLoop):
             self.paths.broadcasts,
             self.rl_stage.weight_broadcast_timeout_s,
             self.world,
-            self.weights,
+            self._published_weights,
         )
+
+    def _published_weights(self, version: int) -> Iterable[NamedTensor]:
+        """The weights of a version as engines get them; a collective."""
+        if self.rl_stage.weight_rounding == "nearest":
+            return self.weights()
+        seed = self.stage.seed
+        return iter_served(self.policy.model, self.setup.layout, self.dtype, seed, version)
 
     def _publish(self, version: int) -> float:
         seconds = self.publisher.publish(version)
