@@ -89,7 +89,7 @@ class ScoredGroup:
     version: int
     episodes: list[ScoredEpisode]
     has_variance: bool
-    """Not all rewards of the scored episodes are equal."""
+    """Not all rewards of some agent are equal in the scored episodes."""
     shipped: int = 0
     """Episodes of `episodes` that earlier batches took."""
     is_rejected: bool = False
@@ -129,15 +129,24 @@ def score(
         _scored(result, own, credit, seen, algorithm.requirements.sampled_by == "frozen")
         for result, own, credit, seen in zip(results, samples, credits, views, strict=True)
     ]
-    rewards = {result.reward for result in results if not result.failed}
     return ScoredGroup(
         group_id=first.group_id,
         source=first.source,
         version=first.version,
         episodes=scored,
-        has_variance=len(rewards) > 1,
+        has_variance=_has_variance(results),
         is_rejected=bool(gates) and is_rejected(gates, advantage_range(credits, samples)),
     )
+
+
+def _has_variance(results: Sequence[EpisodeResult]) -> bool:
+    """Per agent: what the players of one game win together is the same in every game."""
+    rewards: dict[str, set[float]] = {}
+    for result in results:
+        for trace in result.traces:
+            if trace.trainable and not result.failed:
+                rewards.setdefault(trace.agent, set()).add(trace.reward)
+    return any(len(found) > 1 for found in rewards.values())
 
 
 def advantage_range(

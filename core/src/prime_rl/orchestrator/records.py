@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prime_rl.orchestrator.episode import AgentTrace, EpisodeRequest, EpisodeResult
@@ -57,7 +57,7 @@ def read_episode(
         reward=sum(rewards) / len(rewards) if rewards else 0.0,
         traces=traces,
         error=error,
-        metrics=_mean_metrics(trainable),
+        metrics=_mean_metrics(trainable) | _agent_rewards(traces),
         input_tokens=_usage(trainable, "prompt_tokens"),
         output_tokens=sampled_tokens,
         turns=sum(sum(node["sampled"] for node in trace["nodes"]) for trace in trainable),
@@ -141,6 +141,17 @@ def _mean_metrics(traces: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             if reward is not None:
                 values.setdefault(name, []).append(float(reward["score"]))
     return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+def _agent_rewards(traces: Sequence[AgentTrace]) -> dict[str, float]:
+    """`reward/<agent>`: mean reward of an agent's traces, where an episode has several agents."""
+    rewards: dict[str, list[float]] = {}
+    for trace in traces:
+        if trace.trainable:
+            rewards.setdefault(trace.agent, []).append(trace.reward)
+    if len(rewards) < 2:
+        return {}
+    return {f"reward/{agent}": sum(found) / len(found) for agent, found in rewards.items()}
 
 
 def stored_record(result: EpisodeResult, task_key: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ leaves them in a file beside its address, where the orchestrator reads them.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +33,27 @@ class TaskRow(msgspec.Struct, frozen=True):
 
 
 def environment_settings(source: SourceConfig) -> dict[str, Any]:
-    """The `env` table of a source with the runtime filled in."""
+    """The `env` table of a source with the runtime of every agent filled in."""
     settings = dict(source.env)
-    agent = dict(settings.get("agent") or {})
-    agent.setdefault("runtime", LOCAL_RUNTIME)
-    settings["agent"] = agent
+    for name in _agents_without_runtime(settings):
+        settings[name] = {"runtime": LOCAL_RUNTIME, **(settings.get(name) or {})}
     return settings
+
+
+def _agents_without_runtime(settings: Mapping[str, Any]) -> list[str]:
+    """The agents of the environment that `settings` name, but for those whose author chose where
+    their programs run."""
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.utils.loaders import env_config_type
+
+    taskset = settings.get("taskset") or {}
+    fields = env_config_type(taskset.get("id", ""), settings.get("id", "")).model_fields
+    return [
+        name
+        for name, field in fields.items()
+        if isinstance(field.default, AgentConfig)
+        and "runtime" not in field.default.model_fields_set
+    ]
 
 
 def select(count: int, config: SelectConfig) -> list[int]:

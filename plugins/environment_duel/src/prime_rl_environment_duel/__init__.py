@@ -1,0 +1,23 @@
+"""Two players take stones from one pile: self-play, offline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["DuelEnv", "DuelTaskset", "InProcessHarness", "sft_rows"]
+
+_HOMES = {
+    "DuelEnv": "prime_rl_environment_duel.environment",
+    "DuelTaskset": "prime_rl_environment_duel.taskset",
+    "InProcessHarness": "prime_rl.api.environment",
+    "sft_rows": "prime_rl_environment_duel.rows",
+}
+"""Where each public name lives; imported on first use, so that importing the package is light."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
