@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from prime_rl.errors import WeightError
-from prime_rl.models.load import kept_tensors, load_named, load_weights, runtime_tensors
+from prime_rl.models.kept import kept_tensors
+from prime_rl.models.load import load_named, load_weights, runtime_tensors
 from prime_rl.models.save import iter_checkpoint, save_checkpoint
 from prime_rl.models.setup import ModelSetup, build
 from prime_rl.models.tensor_files import TensorFiles

@@ -14,7 +14,8 @@ from prime_rl.api import PackedBatch
 from prime_rl.errors import WeightError
 from prime_rl.layers.dsa_torch import TorchDSA
 from prime_rl.models.head import head_weight
-from prime_rl.models.load import kept_tensors, load_named
+from prime_rl.models.kept import kept_tensors
+from prime_rl.models.load import load_named
 from prime_rl.models.save import iter_checkpoint
 from prime_rl.models.tensor_files import TensorFiles
 

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from prime_rl.api import PackedBatch
 from prime_rl.errors import WeightError
-from prime_rl.models.load import kept_tensors, load_named
+from prime_rl.models.kept import kept_tensors
+from prime_rl.models.load import load_named
 from prime_rl.models.save import iter_checkpoint, save_checkpoint
 from prime_rl.models.tensor_files import TensorFiles
 from prime_rl.testing.layout import saved

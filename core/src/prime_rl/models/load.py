@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from prime_rl.api.layout import Expression, Leaf, Piece, Region, Shape, WeightLayout, whole
 from prime_rl.api.layout.leaf import extents
 from prime_rl.api.layout.weights import Claim
-from prime_rl.api.transport import NamedTensor
 from prime_rl.errors import WeightError
 from prime_rl.models import dequantise
 from prime_rl.models.sharded import is_sharded
@@ -210,13 +209,6 @@ class TensorTable:
     def read(self, name: str, region: Region) -> Tensor:
         """A view of the box."""
         return self.tensors[name][tuple(slice(start, stop) for start, stop in region)]
-
-
-def kept_tensors(layout: WeightLayout, source: TensorFiles) -> Iterator[NamedTensor]:
-    """Tensors that the model does not use but an export must carry."""
-    for name in source.names():
-        if layout.is_kept(name):
-            yield NamedTensor(name, source.read(name, whole(source.info(name).shape)))
 
 
 def copy_piece(piece: Piece, source: WeightSource) -> None:

@@ -21,7 +21,7 @@ from prime_rl.control.checkpoints import (
     is_due,
     resolve_step,
 )
-from prime_rl.models.load import kept_tensors
+from prime_rl.models.kept import kept_tensors
 from prime_rl.models.save import iter_checkpoint, save_checkpoint
 from prime_rl.models.setup import ModelSetup, prepare
 from prime_rl.models.tensor_files import TensorFiles
@@ -230,7 +230,7 @@ class TrainingLoop:
         config.pop("torch_dtype", None)
         kept: Iterator[NamedTensor] = iter(())
         if self.world.is_master:
-            kept = kept_tensors(self.setup.layout, TensorFiles(self.model_dir))
+            kept = kept_tensors(self.setup.layout, TensorFiles(self.model_dir), self.dtype)
         save_checkpoint(
             self.paths.export,
             chain(self.weights(), kept),
