@@ -14,13 +14,13 @@ from prime_rl.testing.served_engine import EngineClient, serve_engine
 
 pytestmark = pytest.mark.slow
 
-STEPS = 16
+STEPS = 12
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineClient]:
-    """A teacher that answers, started by hand as a user would."""
-    directory = teach(tmp_path_factory.mktemp("teacher"))
+    """A teacher that knows which tokens answers are made of, started by hand as a user would."""
+    directory = teach(tmp_path_factory.mktemp("teacher"), steps=25)
     with serve_engine(directory, "--name", "teacher", "--max-model-len", "64") as engine:
         yield engine
 
@@ -35,7 +35,8 @@ def student(folder: Path, algorithm: str, *words: str) -> list[dict[str, float]]
         text[:start] + text[rl:end] + f"\n[stages.orchestrator.train.algo]\n{algorithm}\n"
     )
     result = prime(
-        "run", recipe, "--trainer.optim.lr", "1e-2", "--trainer.schedule.warmup-steps", "0", *words
+        *("run", recipe, "--trainer.optim.lr", "1e-2", "--trainer.schedule.warmup-steps", "0"),
+        *("--orchestrator.batch-size", "32", *words),
     )
     assert result.returncode == 0, result.stdout + result.stderr
     metrics = folder / "outputs" / "tiny" / "monitors" / "file" / "metrics"
@@ -53,8 +54,7 @@ def falls(values: list[float], share: float) -> bool:
 def test_opd_brings_the_policy_to_the_teacher(teacher, tmp_path):
     rows = student(tmp_path, f'type = "opd"\nteacher = {{ base_url = "{teacher.url}/v1" }}')
     found = [row["ref_kl/mean"] for row in rows]
-    assert len(found) == STEPS and falls(found, 0.7), found
-    assert teacher.metric("vllm:prompt_tokens_total") > 0
+    assert len(found) == STEPS and falls(found, 0.5), found
 
 
 def test_sft_learns_what_the_teacher_says(teacher, tmp_path):
@@ -64,7 +64,7 @@ def test_sft_learns_what_the_teacher_says(teacher, tmp_path):
         *("--orchestrator.train.sampling.top-p", "0.95"),
     )
     found = [row["nll/mean"] for row in rows]
-    assert len(found) == STEPS and falls(found, 0.7), found
+    assert len(found) == STEPS and falls(found, 0.8), found
 
 
 def test_a_teacher_that_is_not_there_is_named(tmp_path):

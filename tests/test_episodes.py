@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from prime_rl.orchestrator.env_client import EnvironmentClient, EpisodeRefused
 from prime_rl.orchestrator.episode import EpisodeRequest
 from prime_rl.orchestrator.policy import Policy
 from prime_rl.orchestrator.runner import LoadedSource, ServedEpisodeRunner
+from prime_rl.orchestrator.samples import content_roles
 from prime_rl.orchestrator.sampling import client_settings
 from prime_rl.orchestrator.tasks import environment_settings, load_tasks
 
@@ -162,6 +164,40 @@ def test_an_episode_comes_back_with_its_tokens(tokenizer):
     assert sample.temperatures == [0.5] * (prompt + 3)
     assert result.turns == 1 and result.output_tokens == 3 and result.input_tokens == prompt
     assert result.end_version == 11
+
+
+def test_tokens_have_the_roles_that_the_renderer_says(tokenizer):
+    from renderers.base import load_tokenizer
+
+    async def scenario():
+        async with world(tokenizer) as (_, _, _, runner, _):
+            return await runner.run(REQUEST), runner
+
+    result, runner = run(scenario())
+    [trace] = result.traces
+    [sample], [path] = trace.samples, trace.paths
+    roles = content_roles(path, len(sample.token_ids))
+    asked = [t for t, role in zip(sample.token_ids, roles, strict=True) if role == "user"]
+    task = runner._sources["train", "words"].tasks[REQUEST.task_index]
+    assert load_tokenizer(str(tokenizer)).decode(asked) == task.data["prompt"]
+    assert [role == "assistant" for role in roles] == sample.mask
+    assert set(roles) == {"", "user", "assistant"}
+
+
+def test_a_frozen_model_plays_under_its_own_name(tokenizer):
+    async def scenario():
+        async with world(tokenizer) as (engine, _, _, runner, _):
+            source = runner._sources["train", "words"]
+            runner._sources["train", "words"] = replace(source, frozen_model="big")
+            return engine, await runner.run(REQUEST)
+
+    engine, result = run(scenario())
+    [(_, request)] = engine.requests
+    assert request["model"] == "big" and request["cache_salt"] == "frozen"
+    assert request["sampling_params"]["temperature"] == 0.5
+    [sample] = result.traces[0].samples
+    assert sample.routed_experts is None and sample.sampling_mask is None
+    assert set(sample.temperatures) == {1.0} and sum(sample.mask) == 3
 
 
 def test_routes_and_sampling_masks_stay_on_their_tokens(tokenizer):
