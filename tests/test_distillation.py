@@ -81,3 +81,13 @@ def test_a_teacher_that_is_not_there_is_named(tmp_path):
     assert result.returncode != 0
     assert "the teacher of source 'reverse' at http://127.0.0.1:9 does not answer" in said
     assert "prime serve" in said
+
+
+def test_opsd_scores_with_the_policy_itself(tmp_path):
+    rows = student(
+        tmp_path,
+        'type = "opsd"\ndemo_key = "answer"\ntemplate = "{demonstration}"',
+        *("--max-steps", "2", "--inference.max-model-len", "64"),
+    )
+    # Without the hint the policy would find its own tokens exactly as likely as the trainer does.
+    assert len(rows) == 2 and all(abs(row["ref_kl/mean"]) > 1e-5 for row in rows), rows

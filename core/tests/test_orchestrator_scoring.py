@@ -260,3 +260,18 @@ def test_a_run_without_signal_says_what_to_do_about_it(outcomes, advice):
     episodes = [EpisodeFigures("s", outcome, 0.5, 1, 1, 1, 0, 1.0, 0) for outcome in outcomes]
     text = no_signal_reason(1, episodes, ["BadError: too long."])
     assert advice in text and "last error: BadError: too long. " in text
+
+
+class Careless(GRPO):
+    """Compares with a reference on every token."""
+
+    def score_group(self, group):
+        return [
+            [Credit(ref_kl_weights=[1.0] * len(branch.token_ids)) for branch in episode.branches]
+            for episode in group.episodes
+        ]
+
+
+def test_a_reference_weight_on_a_token_nobody_sampled_is_refused():
+    with pytest.raises(RunError, match="ref_kl_weights on tokens that the policy did not sample"):
+        score(Careless(GRPOConfig(type="grpo")), [result(0, 1.0)], "task")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -190,6 +191,13 @@ def _check_credits(
                     )
                 if not are_finite(values):
                     raise RunError(f"{name}.score_group returned {stream} that are not finite")
+                if stream == "ref_kl_weights" and any(
+                    itertools.compress(values, map(operator.not_, sample.mask))
+                ):
+                    raise RunError(
+                        f"{name}.score_group returned {stream} on tokens that the policy did not "
+                        "sample; there is no importance ratio for them"
+                    )
 
 
 def _episode(result: EpisodeResult, with_roles: bool) -> Episode:
