@@ -262,7 +262,7 @@ def test_a_run_without_signal_says_what_to_do_about_it(outcomes, advice):
     assert advice in text and "last error: BadError: too long. " in text
 
 
-class Careless(GRPO):
+class ReferenceEverywhere(GRPO):
     """Compares with a reference on every token."""
 
     def score_group(self, group):
@@ -274,4 +274,4 @@ class Careless(GRPO):
 
 def test_a_reference_weight_on_a_token_nobody_sampled_is_refused():
     with pytest.raises(RunError, match="ref_kl_weights on tokens that the policy did not sample"):
-        score(Careless(GRPOConfig(type="grpo")), [result(0, 1.0)], "task")
+        score(ReferenceEverywhere(GRPOConfig(type="grpo")), [result(0, 1.0)], "task")
