@@ -24,6 +24,7 @@ _HOMES = {
     "Episode": "algorithm",
     "Branch": "algorithm",
     "Credit": "algorithm",
+    "FrozenModelConfig": "algorithm",
     "ReferenceContext": "algorithm",
     "AttentionBackend": "backends",
     "MoEBackend": "backends",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         Branch,
         Credit,
         Episode,
+        FrozenModelConfig,
         Group,
         ReferenceContext,
     )
