@@ -52,6 +52,16 @@ def test_it_serves_on_loopback_and_ends():
         httpx.get(f"{host.url}/health")
 
 
+def test_an_idle_connection_outlives_the_clients_patience():
+    """httpx keeps an idle connection for 5 s: the server must not close it in the same moment."""
+    host = RouterHost(make_application()[0])
+    host.start()
+    try:
+        assert host._server.config.timeout_keep_alive > 4 * httpx.Limits().keepalive_expiry
+    finally:
+        host.stop()
+
+
 def test_releasing_after_the_end_does_nothing():
     host = RouterHost(make_application()[0])
     host.start()

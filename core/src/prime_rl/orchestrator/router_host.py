@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
+KEEP_ALIVE_S = 75
+"""Idle time after which a connection is closed: well above the 5 s after which the environments' HTTP
+client gives one up. With equal times, a turn that comes then is sent into a closing connection."""
 
 
 class RouterHost:
@@ -37,6 +40,7 @@ class RouterHost:
             lifespan="auto",
             timeout_graceful_shutdown=1,
             backlog=4096,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._server = uvicorn.Server(config)
         self._loop: asyncio.AbstractEventLoop | None = None
