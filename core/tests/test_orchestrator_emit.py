@@ -230,6 +230,33 @@ def test_the_ceiling_is_kept_and_the_oldest_group_outlives_every_cut():
     run_virtually(scenario())
 
 
+def test_what_a_frozen_model_plays_is_not_cut():
+    async def scenario():
+        source = TrainSource([SourceShare("a", 50, 1.0), SourceShare("b", 50, 1.0)], 1)
+        ledger = Ledger(0, source.reopen, source.close)
+        dispatcher = Dispatcher(
+            runner=ledger,
+            sink=ledger,
+            policy=Policy(0, 0),
+            progress=Progress(),
+            draw=source.draw,
+            wants_more=lambda committed: committed < 200,
+            group_sizes=SIZES,
+            max_inflight=300,
+            max_off_policy_steps=8,
+            never_stale=("b",),
+        )
+        dispatcher.pump()
+        before = {group.source for group in dispatcher._groups.values()}
+        dispatcher.ceiling = 1
+        assert dispatcher.cancel_youngest() > 0
+        left = [group.source for group in dispatcher._groups.values()]
+        assert before == {"a", "b"} and left.count("a") == 1 and left.count("b") > 3
+        await dispatcher.stop()
+
+    run_virtually(scenario())
+
+
 def test_stale_groups_end_before_the_engines_pause(tmp_path):
     events = []
 

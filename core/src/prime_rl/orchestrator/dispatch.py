@@ -273,8 +273,13 @@ class Dispatcher:
 
     def cancel_youngest(self) -> int:
         """Abort training groups, the last begun first, until no more episodes run than the ceiling
-        allows; returns their number. The oldest stays in any case: work must go on."""
-        groups = [group for group in self._groups.values() if group.split == "train"]
+        allows; returns their number. The oldest stays in any case: work must go on. So do those that
+        a frozen model plays: their end would not relieve the engines."""
+        groups = [
+            group
+            for group in self._groups.values()
+            if group.split == "train" and group.source not in self._never_stale
+        ]
         running = sum(len(group.tasks) for group in self._groups.values())
         cancelled = 0
         for group in sorted(groups[1:], key=lambda each: each.started_s, reverse=True):
