@@ -57,7 +57,8 @@ class EpisodeResult:
     error: str = ""
     """Type and message of the last error, "" when there was none."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The environment's own metrics, means over the trainable traces."""
+    """The environment's own metrics, means over the trainable traces; and `reward/<agent>` where
+    agents have names of their own."""
     input_tokens: int = 0
     output_tokens: int = 0
     turns: int = 0

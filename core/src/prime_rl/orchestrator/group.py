@@ -48,6 +48,8 @@ class EpisodeFigures:
     version: int
     is_frozen: bool = False
     """A frozen model played it: it has no age."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The environment's own, see EpisodeResult.metrics."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,7 @@ def _scored(
             duration_s=result.duration_s,
             version=result.request.version,
             is_frozen=is_frozen,
+            metrics=result.metrics,
         ),
         samples=columns,
         annotations=annotations,

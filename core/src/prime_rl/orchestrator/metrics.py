@@ -48,11 +48,16 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def episode_metrics(prefix: str, episodes: Sequence[EpisodeFigures]) -> dict[str, float]:
-    """Statistics of episodes. Rewards are those of scored episodes: a failed one has none."""
+    """Statistics of episodes, and the means of the environments' own metrics over those that have
+    them. Rewards are those of scored episodes: a failed one has none."""
     found: dict[str, float] = {}
     scored = [episode for episode in episodes if episode.outcome not in ("error", "timeout")]
     for name, read in STATISTICS.items():
         found |= spread(f"{prefix}/{name}", [read(episode) for episode in scored])
+    names = sorted({name for episode in scored for name in episode.metrics} - set(STATISTICS))
+    for name in names:
+        own = [episode.metrics[name] for episode in scored if name in episode.metrics]
+        found[f"{prefix}/{name}/mean"] = math.fsum(own) / len(own)
     if episodes:
         for name, holds in FRACTIONS.items():
             found[f"{prefix}/{name}/mean"] = sum(map(holds, episodes)) / len(episodes)

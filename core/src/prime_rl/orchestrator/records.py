@@ -144,13 +144,12 @@ def _mean_metrics(traces: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _agent_rewards(traces: Sequence[AgentTrace]) -> dict[str, float]:
-    """`reward/<agent>`: mean reward of an agent's traces, where an episode has several agents."""
+    """`reward/<agent>`: mean reward of the agent's traces. The one agent of an environment that
+    has no other is called `agent`; its reward is the episode's."""
     rewards: dict[str, list[float]] = {}
     for trace in traces:
-        if trace.trainable:
+        if trace.trainable and trace.agent != "agent":
             rewards.setdefault(trace.agent, []).append(trace.reward)
-    if len(rewards) < 2:
-        return {}
     return {f"reward/{agent}": sum(found) / len(found) for agent, found in rewards.items()}
 
 
