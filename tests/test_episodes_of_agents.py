@@ -33,18 +33,17 @@ DUEL = source(taskset={"id": "prime_rl_environment_duel", "min_stones": 8, "max_
 PROPOSER = source(taskset={"id": "prime_rl_environment_proposer", "num_tasks": 1}, solvers=3)
 
 
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    """A folder of its own: the library keeps one renderer per folder, which belongs to the event
-    loop that first used it."""
-    build_tokenizer("letters", tmp_path)
-    return tmp_path
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("letters")
+    build_tokenizer("letters", path)
+    return path
 
 
 def play(
     config: SourceConfig, tokenizer: Path, script: Script, count: int = 4
 ) -> tuple[list[EpisodeResult], list[str]]:
-    """Results of `count` episodes at once, and the sessions released."""
+    """Results of `count` episodes, all but the first at once, and the sessions released."""
 
     async def run() -> tuple[list[EpisodeResult], list[str]]:
         engine = ScriptedEngine(load_tokenizer(str(tokenizer)), script)
@@ -68,7 +67,10 @@ def play(
                 EpisodeRequest("train", "agents", 0, group_id=0, member=member, version=3, step=4)
                 for member in range(count)
             ]
-            return await asyncio.gather(*map(runner.run, requests)), released
+            # Alone, because the library asks for the engine's models under a lock that belongs to
+            # the first event loop which waits for it.
+            first = await runner.run(requests[0])
+            return [first, *await asyncio.gather(*map(runner.run, requests[1:]))], released
         finally:
             await client.close()
             serving.cancel()
