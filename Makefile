@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 VLLM := .vllm
 STAMP := $(VENV)/.installed
 INPUTS := tests/editable.txt tests/requirements.txt $(wildcard core/pyproject.toml */*/pyproject.toml)
+# Test files in as many processes as there are cores, up to four; each file stays in one.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 SOURCES := core loss_plugins model_plugins plugins transport_plugins tests
 
 .PHONY: run test test-all test-vllm lint format bench wheels install clean
@@ -13,10 +15,10 @@ run: install
 	$(BIN)/prime run quickstart --clean
 
 test: install
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: install
-	$(BIN)/python -m pytest -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 # vLLM's CPU operators beside ours: its wheel is unpacked, not installed, and needs torch 2.13.
 test-vllm: install
