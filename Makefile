@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 VLLM := .vllm
 STAMP := $(VENV)/.installed
 INPUTS := tests/editable.txt tests/requirements.txt $(wildcard core/pyproject.toml */*/pyproject.toml)
-# Test files in as many processes as there are cores, up to four; each file stays in one.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# Test files in as many processes as there are cores, up to four, of one thread each.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 SOURCES := core loss_plugins model_plugins plugins transport_plugins tests
 
 .PHONY: run test test-all test-vllm lint format bench wheels install clean

@@ -71,7 +71,7 @@ def test_rows_function_that_raises(write_module, failure):
 @pytest.mark.parametrize("failure", [*FAILURES, "def"])
 def test_rows_module_that_raises(write_module, stage_with, failure):
     name = write_module("module_that_fails", failure)
-    for load in (load_rows, lambda data: _check_data(stage_with(data), "stage sft")):
+    for load in (load_rows, lambda data: _check_data(stage_with(data), "stage sft", False, [])):
         sys.modules.pop(name, None)
         with pytest.raises(ConfigError, match=FAILURES.get(failure, "SyntaxError")):
             load(SFTDataConfig(source=f"{name}:rows"))
