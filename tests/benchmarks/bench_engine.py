@@ -167,12 +167,12 @@ class HTTP:
 def measure(
     ways: dict[str, Callable[[int, int], None]], batch: int, tokens: int, rounds: int
 ) -> dict[str, list[float]]:
-    """tokens/s of each way in each round."""
+    """tokens/s of each way in each round. Each is called once before it counts: while the others
+    ran, its weights have left the caches, and an idle process has lost its core."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
-        way(batch, tokens)
     for _ in range(rounds):
         for name, way in ways.items():
+            way(batch, tokens)
             started = time.perf_counter()
             way(batch, tokens)
             rates[name].append(batch * tokens / (time.perf_counter() - started))
