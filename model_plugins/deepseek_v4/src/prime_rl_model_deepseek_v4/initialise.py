@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from prime_rl.layers.start_values import fill_normal
 from prime_rl_model_deepseek_v4.feed_forward import HashMoEBlock
 
 _ONES = ("norm.weight", ".scale", "_head.scale")
@@ -15,9 +16,6 @@ _ZEROS = (".base", ".logit", ".position_bias.bias")
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
     """Normal matrices with the config's `initializer_range`, unit norms and scales, zero biases and
     sinks, and for every token id distinct random experts in the layers that look them up.
-
-    Drawn in float32 on the generator's device and copied, so dtype and device change no value
-    beyond rounding.
     """
     from prime_rl_model_deepseek_v4.model import DeepseekV4Module
 
@@ -29,9 +27,7 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
         elif name.endswith(_ZEROS):
             parameter.zero_()
         else:
-            drawn = torch.empty(parameter.shape, dtype=torch.float32, device=generator.device)
-            drawn.normal_(0.0, spread, generator=generator)
-            parameter.copy_(drawn)
+            fill_normal(parameter, spread, generator)
     for part in module.modules():
         if isinstance(part, HashMoEBlock):
             part.token_experts.copy_(_distinct_experts(part, generator))

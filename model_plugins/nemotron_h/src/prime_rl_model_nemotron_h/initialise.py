@@ -1,4 +1,4 @@
-"""Random start values, drawn in float32 on the generator's device and copied."""
+"""Random start values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from prime_rl.layers.start_values import fill_normal, undrawn
 from prime_rl_model_nemotron_h.architecture import MambaSettings
 from prime_rl_model_nemotron_h.mamba import Mamba
 from prime_rl_model_nemotron_h.model import NemotronHModule
@@ -25,7 +26,7 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
             parameter.zero_()
         else:
             spread = architecture.initializer_range
-            parameter.copy_(_empty(parameter, generator).normal_(0.0, spread, generator=generator))
+            fill_normal(parameter, spread, generator)
     for buffer in module.buffers():
         buffer.zero_()
     for part in module.modules():
@@ -44,18 +45,14 @@ def _start_mamba(mamba: Mamba, layers: int, generator: torch.Generator) -> None:
         (mamba.conv.weight, settings.taps**-0.5),
         (mamba.out.weight, (settings.inner * layers) ** -0.5),
     ):
-        weight.copy_(_empty(weight, generator).uniform_(-bound, bound, generator=generator))
+        weight.copy_(undrawn(weight, generator).uniform_(-bound, bound, generator=generator))
 
 
 def _raw_steps(like: Tensor, settings: MambaSettings, generator: torch.Generator) -> Tensor:
     """What softplus turns into time steps that are uniform in the logarithm."""
     smallest, largest, floor = settings.start_steps
-    drawn = _empty(like, generator).uniform_(
+    drawn = undrawn(like, generator).uniform_(
         math.log(smallest), math.log(largest), generator=generator
     )
     step = drawn.exp().clamp(min=floor)
     return step + (-torch.expm1(-step)).log()
-
-
-def _empty(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.empty(like.shape, dtype=torch.float32, device=generator.device)

@@ -15,6 +15,7 @@ from prime_rl.layers.mlp import GatedMLP
 from prime_rl.layers.moe import MoEBlock, RouterSettings, routes_by_layer
 from prime_rl.layers.norms import RMSNorm, rms_norm
 from prime_rl.layers.rotary import Rotary, Rotation, rotate
+from prime_rl.layers.start_values import fill_normal
 from prime_rl_model_qwen3.architecture import Qwen3Architecture
 
 
@@ -124,11 +125,7 @@ class Qwen3Module(nn.Module):
 
 @torch.no_grad()
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
-    """Normal weights with the config's `initializer_range`, unit norms, zero biases.
-
-    Drawn in float32 on the generator's device and copied, so dtype and device change no value
-    beyond rounding.
-    """
+    """Normal weights with the config's `initializer_range`, unit norms, zero biases."""
     spread = module.initializer_range
     assert isinstance(spread, float)
     for name, parameter in module.named_parameters():
@@ -137,6 +134,4 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
         elif name.endswith(".bias"):
             parameter.zero_()
         else:
-            drawn = torch.empty(parameter.shape, dtype=torch.float32, device=generator.device)
-            drawn.normal_(0.0, spread, generator=generator)
-            parameter.copy_(drawn)
+            fill_normal(parameter, spread, generator)

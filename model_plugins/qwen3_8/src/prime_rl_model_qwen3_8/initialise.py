@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from prime_rl.layers.start_values import fill_normal, undrawn
 from prime_rl_model_qwen3_8.model import Qwen38Module
 from prime_rl_model_qwen3_8.ngram import NgramLookup
 
@@ -13,9 +14,6 @@ from prime_rl_model_qwen3_8.ngram import NgramLookup
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
     """Normal matrices with the config's `initializer_range`, unit norms, decays of uniform speed,
     n-gram convolution off.
-
-    Drawn in float32 on the generator's device and copied, so dtype and device change no value
-    beyond rounding.
     """
     assert isinstance(module, Qwen38Module)
     spread = module.architecture.initializer_range
@@ -29,12 +27,7 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
             parameter.zero_()
         elif name.endswith("a_log"):
             parameter.copy_(
-                _empty_like(parameter, generator).uniform_(0.01, 16, generator=generator).log_()
+                undrawn(parameter, generator).uniform_(0.01, 16, generator=generator).log_()
             )
         else:
-            drawn = _empty_like(parameter, generator)
-            parameter.copy_(drawn.normal_(0.0, spread, generator=generator))
-
-
-def _empty_like(parameter: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.empty(parameter.shape, dtype=torch.float32, device=generator.device)
+            fill_normal(parameter, spread, generator)
