@@ -179,6 +179,14 @@ class Undocumented(GoodLoss):
     Config = SilentConfig
 
 
+class MisleadingConfig(GoodConfig):
+    former: ClassVar = {"limit": "write `.bond` instead"}
+
+
+class Misleading(GoodLoss):
+    Config = MisleadingConfig
+
+
 class ForgetfulConfig(GoodConfig):
     def model_dump(self, **options):
         return {"type": "good"}
@@ -206,6 +214,7 @@ WRONG_LOSSES = {
     NotAnOutput: "test_every_stream_is_per_token",
     AcceptsAnything: "test_unknown_setting_is_refused",
     Undocumented: "test_every_setting_says_what_it_does",
+    Misleading: "test_former_settings_lead_to_present_ones",
 }
 
 

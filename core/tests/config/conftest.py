@@ -32,6 +32,11 @@ class Inner(BaseConfig):
 
 
 class ProbeLossConfig(PluginConfig):
+    former = {
+        "width": "write `.eps` instead",
+        "outer.depth": "write `.inner.depth` instead",
+    }
+
     type: Literal["probe"] = "probe"
     eps: float = Field(0.1, gt=0)
     """Half width of the probe, in nats."""

@@ -11,6 +11,9 @@ from prime_rl_loss_ipo.config import IPOConfig
 from pydantic import ValidationError
 
 from prime_rl.api import LossInputs
+from prime_rl.configs.load import load_run
+from prime_rl.errors import ConfigError
+from prime_rl.plugins import scan
 from prime_rl.testing.loss import LossConformance
 
 
@@ -104,3 +107,20 @@ def test_no_tokens():
 def test_removed_and_unusable_settings_are_refused(setting):
     with pytest.raises(ValidationError):
         IPOConfig(**setting)
+
+
+@pytest.mark.parametrize(
+    "key, answer",
+    [
+        ("ipo_threshold", "write trainer.loss.eps instead"),
+        ("dppo_mask_low", "remove it: the mask has two equal sides, trainer.loss.eps"),
+        ("dppo_mask_high", "remove it: the mask has two equal sides, trainer.loss.eps"),
+        ("kl_tau", "remove it: the loss has no KL term"),
+    ],
+)
+def test_old_names_are_answered(tmp_path, key, answer):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'[trainer.loss]\ntype = "ipo"\n{key} = 0.2\n')
+    with pytest.raises(ConfigError) as caught:
+        load_run([str(recipe)], scan())
+    assert f"recipe.toml:3: trainer.loss.{key}: unknown key; {answer}" in str(caught.value)

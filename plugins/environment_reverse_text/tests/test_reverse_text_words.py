@@ -99,6 +99,27 @@ def test_rows_take_another_prompt() -> None:
     assert question == f"{answer[::-1]} =" and len(answer) == 5
 
 
+def test_hints_tell_the_answer_and_the_word_asked_for_does_not() -> None:
+    rows = sft_rows(1000, seed=3, hint_share=0.75)
+    hinted = [row["messages"] for row in rows if row["messages"][0]["role"] == "system"]
+    assert 700 < len(hinted) < 800
+    assert all(hint["content"] == answer["content"] for hint, _, answer in hinted)
+    asked = sum(
+        question["content"] == f"reverse {said['content'][::-1]}" for _, question, said in hinted
+    )
+    assert asked < 5
+    plain = [row["messages"] for row in rows if len(row["messages"]) == 2]
+    assert all(
+        question["content"] == f"reverse {said['content'][::-1]}" for question, said in plain
+    )
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_share_of_hints_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        sft_rows(1, hint_share=share)
+
+
 def test_tasks_carry_prompt_and_answer() -> None:
     from prime_rl_environment_reverse_text import ReverseTextTaskset
     from prime_rl_environment_reverse_text.taskset import ReverseTextConfig

@@ -12,7 +12,10 @@ from prime_rl_transport_filesystem.config import FilesystemConfig
 from safetensors.torch import load_file
 
 from prime_rl.api import NamedTensor
-from prime_rl.errors import WeightTransferError
+from prime_rl.configs.load import load_run
+from prime_rl.configs.run import RLConfig
+from prime_rl.errors import ConfigError, WeightTransferError
+from prime_rl.plugins import scan
 from prime_rl.testing.weight_transport import (
     WeightTransportConformance,
     awkward_tensors,
@@ -134,3 +137,17 @@ def test_the_same_name_twice_is_refused_and_leaves_nothing(tmp_path: Path) -> No
 def test_a_dtype_without_a_name_in_the_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightTransferError, match="complex64"):
         send(tmp_path, [NamedTensor("a", torch.ones(2, dtype=torch.complex64))])
+
+
+@pytest.mark.parametrize(
+    "key, present",
+    [("timeout", "weight_broadcast_timeout_s"), ("quantize_in_weight_transfer", "weight_rounding")],
+)
+def test_old_names_are_answered(tmp_path: Path, key: str, present: str) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'[weight_broadcast]\ntype = "filesystem"\n{key} = 1\n')
+    with pytest.raises(ConfigError) as caught:
+        load_run([str(recipe)], scan())
+    found = str(caught.value).partition(f"recipe.toml:3: weight_broadcast.{key}: unknown key; ")[2]
+    assert present in found.splitlines()[0]
+    assert present in RLConfig.model_fields

@@ -81,7 +81,7 @@ def draw_report(run: RunConfig, path: Path) -> None:
             _draw_evaluations(axis, run)
         if metric == "mismatch_kl/all" and _is_positive(axis):
             axis.set_yscale("log")
-        if axis.lines:
+        if axis.get_legend_handles_labels()[1]:
             axis.legend(fontsize="small")
     figure.suptitle(run.run.name or run.directory.name)
     figure.savefig(path, dpi=110)

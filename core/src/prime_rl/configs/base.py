@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -29,7 +29,15 @@ class BaseConfig(BaseModel):
     Booleans and strings are refused where a number is expected, numbers where a boolean is, 2.0
     where an integer is, and NaN or infinity everywhere: each converts silently otherwise and each
     has ruined runs elsewhere.
+
+    A class that lost a key says in `former` what to write instead: the message of the unknown key
+    repeats it.
     """
+
+    former: ClassVar[dict[str, str]] = {}
+    """Key that this section does not have (any more) -> what to do: "write `.eps` instead", "remove
+    it: ...". A name in backticks begins at this section when a dot stands in front, else at the
+    stage. "table.key" is a key of a table that does not exist here."""
 
     model_config = ConfigDict(
         extra="forbid",

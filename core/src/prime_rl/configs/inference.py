@@ -6,11 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
+from prime_rl.configs import former_keys
 from prime_rl.configs.base import BaseConfig, defaults, plugin_section
 
 
 class InferenceConfig(BaseConfig):
     """The engines that generate."""
+
+    former = former_keys.INFERENCE
 
     engine: plugin_section("engine", default="embedded") = defaults()  # type: ignore[valid-type]
     """Engine plugin and its settings."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from prime_rl.configs import former_keys
 from prime_rl.configs.base import BaseConfig, defaults, plugin_section
 
 
@@ -34,6 +35,8 @@ class LayerBackendConfig(BaseConfig):
 class MoEConfig(BaseConfig):
     """How mixture-of-experts layers are computed."""
 
+    former = former_keys.MOE
+
     backend: plugin_section("moe_backend", default="torch") = defaults()  # type: ignore[valid-type]
     """MoE back end of every layer that `layers` does not name."""
     layers: list[LayerBackendConfig] = []
@@ -46,6 +49,8 @@ class MoEConfig(BaseConfig):
 
 class ModelConfig(BaseConfig):
     """Which model is trained and served, and in which precision."""
+
+    former = former_keys.MODEL
 
     name: str | None = None
     """Directory with a Hugging Face checkpoint. None: `fresh`, or the previous stage's result."""
@@ -72,6 +77,8 @@ class ModelConfig(BaseConfig):
 class TokenizerConfig(BaseConfig):
     """Tokenizer and renderer."""
 
+    former = former_keys.TOKENIZER
+
     name: str | None = None
     """Directory of the tokenizer; None: the model's directory."""
     renderer: str = "auto"
@@ -80,6 +87,8 @@ class TokenizerConfig(BaseConfig):
 
 class CheckpointConfig(BaseConfig):
     """When trainer and orchestrator state is saved and what is kept."""
+
+    former = former_keys.CHECKPOINT
 
     interval: int | None = Field(None, ge=1)
     """Steps between checkpoints; None: only the final one."""

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from prime_rl.configs import former_keys
 from prime_rl.configs.base import BaseConfig, defaults, plugin_section
 from prime_rl.configs.concurrency import ConcurrencyConfig
 from prime_rl.configs.curriculum import AdvantageRangeConfig, SamplerConfig
@@ -31,6 +32,8 @@ class SelectConfig(BaseConfig):
 class SamplingConfig(BaseConfig):
     """How an engine samples."""
 
+    former = former_keys.SAMPLING
+
     temperature: float = Field(1.0, ge=0, le=2)
     """Softmax temperature; 0 is greedy (evaluation only)."""
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -45,6 +48,8 @@ class SamplingConfig(BaseConfig):
 
 class SourceConfig(BaseConfig):
     """One environment to draw tasks from."""
+
+    former = former_keys.SOURCE
 
     env: dict[str, Any]
     """Environment of the `verifiers` library: `{taskset = {id = "...", ...}, ...}`."""
@@ -72,6 +77,8 @@ class SourceConfig(BaseConfig):
 class TrainSourceConfig(SourceConfig):
     """One environment that is trained on."""
 
+    former = former_keys.TRAIN_SOURCE
+
     ratio: float = Field(1.0, gt=0)
     """Weight against the other sources."""
     algo: plugin_section("algorithm", default="grpo") | None = None  # type: ignore[valid-type]
@@ -92,6 +99,8 @@ class SourceDefaultsConfig(BaseConfig):
     A source of another task set keeps its own `env`.
     """
 
+    former = former_keys.GROUP
+
     env: dict[str, Any] = {}
     """Default of every source's `env`."""
     select: SelectConfig = defaults()
@@ -110,6 +119,8 @@ class SourceDefaultsConfig(BaseConfig):
 class TrainSourcesConfig(SourceDefaultsConfig):
     """Training sources; the fields beside `source` are defaults that every source inherits."""
 
+    former = former_keys.TRAIN_GROUP
+
     source: list[TrainSourceConfig] = Field(min_length=1)
     """The sources."""
     algo: plugin_section("algorithm", default="grpo") = defaults()  # type: ignore[valid-type]
@@ -123,6 +134,8 @@ class TrainSourcesConfig(SourceDefaultsConfig):
 
 class EvalSourcesConfig(SourceDefaultsConfig):
     """Evaluation sources."""
+
+    former = former_keys.EVAL_GROUP
 
     source: list[EvalSourceConfig] = Field(min_length=1)
     """The sources."""
@@ -177,6 +190,8 @@ def _tag(table: Any, *path: str) -> Any:
 
 class OrchestratorConfig(BaseConfig):
     """The orchestrator: tasks, episodes, groups, advantages, batches."""
+
+    former = former_keys.ORCHESTRATOR
 
     train: TrainSourcesConfig
     """What is trained on."""

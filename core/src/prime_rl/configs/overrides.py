@@ -186,7 +186,7 @@ class _Builder:
     def _value(self, kind: FieldType, done: Path) -> Node:
         override = self._override
         if override.file is not None:
-            if not (kind.is_section or kind.values or kind.is_any):
+            if not (kind.is_section or kind.values or kind.is_any or kind == FieldType()):
                 raise BadValue(f"`@ file` fits a section; this is {kind.describe()}")
             return _moved(read_toml(override.file), done)
         if override.text is not None:

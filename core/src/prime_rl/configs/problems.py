@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from prime_rl.configs.base import describe_value
 from prime_rl.configs.fields import FieldType, PluginClass, child_type, every_path
+from prime_rl.configs.former import answers, former_of, spelled_out
 from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
 from prime_rl.configs.toml import unsuitable
 from prime_rl.configs.tree import Node, Origin, Path
@@ -75,7 +76,7 @@ def unsuitable_values(node: Node) -> list[Problem]:
 def problems_of(error: ValidationError, root: Node, plugin_class: PluginClass) -> list[Problem]:
     """Every error of a validation of `root`, in its order."""
     translator = _Translator(root, plugin_class)
-    return [translator.problem(line) for line in error.errors(include_url=False)]
+    return translator.problems(error)
 
 
 def section_problems(
@@ -83,7 +84,7 @@ def section_problems(
 ) -> list[Problem]:
     """Every error of a validation of the part of `root` at `place`, a section of type `kind`."""
     translator = _Translator(root, plugin_class, place, kind)
-    return [translator.problem(line) for line in error.errors(include_url=False)]
+    return translator.problems(error)
 
 
 class _Place(NamedTuple):
@@ -111,11 +112,30 @@ class _Translator:
         self._plugin_class = plugin_class
         self._places: dict[str, list[str]] | None = None
 
-    def problem(self, line: Any) -> Problem:
-        """The problem of one pydantic error."""
-        place = self._place(line["loc"])
-        origin, shown = locate(self._root, place.path)
-        return Problem(origin, dotted(shown), self._text(line, place))
+    def problems(self, error: ValidationError) -> list[Problem]:
+        """The problems of all errors, in their order."""
+        found = []
+        for line in error.errors(include_url=False):
+            place = self._place(line["loc"])
+            former = self._former_keys(place) if line["type"] == "extra_forbidden" else []
+            found += former or [self._problem(place.path, self._text(line, place))]
+        return found
+
+    def _problem(self, path: Path, text: str) -> Problem:
+        origin, shown = locate(self._root, path)
+        return Problem(origin, dotted(shown), text)
+
+    def _former_keys(self, place: _Place) -> list[Problem]:
+        """An unknown key, or those in its table, for which `former` says what to write instead."""
+        section = place.parent.section_class(place.parent_raw, self._plugin_class)
+        former = former_of((RLConfig, SFTConfig) if section is RunConfig else (section,))
+        node = self._root.get(*place.path)
+        _, written = locate(self._root, place.path)
+        above = dotted(written[2:-1] if written[0] == "stages" else written[:-1])
+        return [
+            self._problem((*place.path, *below), f"unknown key; {spelled_out(text, above)}")
+            for below, text in answers(former, str(place.path[-1]), node)
+        ]
 
     def _place(self, location: tuple[Any, ...]) -> _Place:
         expected: FieldType | None = self._kind

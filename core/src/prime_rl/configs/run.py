@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from prime_rl.configs import former_keys
 from prime_rl.configs.base import BaseConfig, default_type, defaults, plugin_section
 from prime_rl.configs.inference import InferenceConfig
 from prime_rl.configs.model import (
@@ -46,6 +47,8 @@ class PluginsConfig(BaseConfig):
 class LogConfig(BaseConfig):
     """Logging."""
 
+    former = former_keys.LOG
+
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is written."""
     interval_s: float = Field(10.0, gt=0)
@@ -54,6 +57,8 @@ class LogConfig(BaseConfig):
 
 class StageConfig(BaseConfig):
     """What every kind of stage has."""
+
+    former = former_keys.STAGE
 
     name: str | None = None
     """Folder of the stage inside the run directory; None: its type."""
@@ -100,6 +105,8 @@ class StageConfig(BaseConfig):
 class SFTDataConfig(BaseConfig):
     """Rows to fine-tune on: `messages`, or `prompt` and `completion`."""
 
+    former = former_keys.SFT_DATA
+
     source: str
     """A .jsonl file, or `module:function` that yields rows."""
     arguments: dict[str, Any] = {}
@@ -112,6 +119,8 @@ class SFTDataConfig(BaseConfig):
 
 class SFTConfig(StageConfig):
     """Supervised fine-tuning."""
+
+    former = former_keys.SFT
 
     type: Literal["sft"] = "sft"
     data: SFTDataConfig

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from prime_rl.configs import former_keys
 from prime_rl.configs.base import BaseConfig, default_type, defaults, plugin_section
 
 
@@ -110,6 +111,8 @@ class MemoryConfig(BaseConfig):
 
 class TrainerConfig(BaseConfig):
     """The trainer: forward, loss, backward, step, checkpoint, publish."""
+
+    former = former_keys.TRAINER
 
     loss: plugin_section("loss", default="ipo") = defaults()  # type: ignore[valid-type]
     """The rl component of the loss."""

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 
 from prime_rl.api import Plugin
 from prime_rl.configs.base import PluginConfig
+from prime_rl.configs.fields import every_path
+from prime_rl.configs.former import NAME
 from prime_rl.plugins import Registry, scan
 
 
@@ -81,3 +83,11 @@ class PluginConformance:
         properties = self.config_class().model_json_schema().get("properties", {})
         silent = [name for name, field in properties.items() if not field.get("description")]
         assert set(silent) <= {"type"}, f"settings without a line of help: {silent}"
+
+    def test_former_settings_lead_to_present_ones(self) -> None:
+        config = self.config_class()
+        present = {".".join(path) for path, _, _ in every_path(config, lambda kind, name: None)}
+        for key, text in config.former.items():
+            assert key not in present, f"`former` names {key}, which is a setting"
+            unknown = {name for dot, name in NAME.findall(text) if dot} - present
+            assert not unknown, f"`former` leads from {key} to {sorted(unknown)}: no such setting"

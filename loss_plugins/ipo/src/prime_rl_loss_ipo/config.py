@@ -12,6 +12,13 @@ from prime_rl.configs.base import PluginConfig
 class IPOConfig(PluginConfig):
     """Importance-weighted policy gradient that drops tokens whose probability moved too far."""
 
+    former = {
+        "ipo_threshold": "write `.eps` instead",
+        "dppo_mask_low": "remove it: the mask has two equal sides, `.eps`",
+        "dppo_mask_high": "remove it: the mask has two equal sides, `.eps`",
+        "kl_tau": "remove it: the loss has no KL term",
+    }
+
     type: Literal["ipo"] = "ipo"
     """Name of the loss."""
     eps: float = Field(0.3, gt=0, le=1)

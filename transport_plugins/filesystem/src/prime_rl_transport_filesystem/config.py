@@ -12,6 +12,12 @@ from prime_rl.configs.base import PluginConfig
 class FilesystemConfig(PluginConfig):
     """How weights are written."""
 
+    former = {
+        "timeout": "write `weight_broadcast_timeout_s` instead",
+        "quantize_in_weight_transfer": "remove it: engines quantise what they get; "
+        "`weight_rounding` says how weights are rounded for them",
+    }
+
     type: Literal["filesystem"] = "filesystem"
     shard_mib: int = Field(1024, ge=1)
     """Size at which a file is closed and the next one begun."""
