@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from trainer_world import (
     MOE,
     ScriptedOrchestrator,
@@ -67,8 +68,6 @@ def test_resume_continues_with_the_same_data_and_numbers(sft_run, tmp_path, resu
 
 
 def weights_of(run):
-    from safetensors.torch import load_file
-
     return load_file(stage_paths(run, 0).export / "model.safetensors")
 
 
@@ -99,6 +98,27 @@ def test_checkpoint_of_another_model_is_refused(sft_run, tmp_path):
         run_trainer(changed(other, resume=resume), 0)
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_router_stays_as_frozen_as_its_checkpoint_says(tmp_path, frozen):
+    settings = {"max_steps": 2, "trainer": OPTIM, "ckpt": {}, "seed": 5}
+    moe = {"moe": {"freeze_router": frozen}}
+    run = make_run(tmp_path / "first", "sft", MOE, model=moe, **settings)
+    run_trainer(run, 0)
+    gates = [name for name in weights_of(run) if name.endswith("mlp.gate.weight")]
+    before = load_file(stage_model_dir(run, 0) / "model.safetensors")
+    assert len(gates) == 2
+    assert all(weights_of(run)[name].equal(before[name]) == frozen for name in gates)
+    resume = {"dir": str(stage_paths(run, 0).checkpoint(2))}
+    settings["max_steps"] = 3
+    moe = {"moe": {"freeze_router": not frozen}}
+    other = make_run(tmp_path / "second", "sft", MOE, model=moe, **settings)
+    expected = "other parameters are frozen.*keep model.moe.freeze_router.*resume.skip_optimizer"
+    with pytest.raises(CheckpointError, match=expected):
+        run_trainer(changed(other, resume=resume), 0)
+    run_trainer(changed(other, resume=resume | {"skip_optimizer": True}), 0)
+    assert [row["step"] for row in metrics_of(other)] == [3]
+
+
 def test_export_gives_the_same_logits_in_transformers(sft_run):
     """Trained weights through our module and through transformers."""
     import transformers
@@ -122,8 +142,6 @@ def test_export_gives_the_same_logits_in_transformers(sft_run):
 
 
 def weights_equal(one, other):
-    from safetensors.torch import load_file
-
     first, second = (load_file(path / "model.safetensors") for path in (one, other))
     return all(first[name].equal(second[name]) for name in first)
 

@@ -108,10 +108,12 @@ def train(folder: Path, name: str, case: Case, seed: int) -> Outcome:
     return read_outcome(run)
 
 
-def fine_tuned(folder: Path, recipe: str, seed: int, steps: int | None = None) -> Path:
-    """The checkpoint a recipe's own fine-tuning, or a longer one, ends with."""
+def fine_tuned(
+    folder: Path, recipe: str, seed: int, steps: int | None = None, *changes: str
+) -> Path:
+    """The checkpoint a recipe's own fine-tuning, or a longer or changed one, ends with."""
     run = folder / f"{recipe}_start_{seed}{f'_{steps}' if steps else ''}"
-    settings = ["--seed", str(seed), "--model.fresh.seed", str(seed)]
+    settings = ["--seed", str(seed), "--model.fresh.seed", str(seed), *changes]
     settings += ["--max-steps", str(steps)] if steps else []
     settings += ["--data.arguments.count", str(128 * steps)] if steps else []
     run_once(one_stage(folder, recipe, "sft"), run, settings)
