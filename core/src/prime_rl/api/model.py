@@ -116,6 +116,8 @@ class Model(Plugin):
 
         `build` makes these parameters float32 explicitly. They may be used only inside the module's
         own forward, where sharding gathers them; it converts its inputs itself and returns float32.
+        One without inputs takes an empty tensor all the same: recomputed on an accelerator, torch's
+        sharding fails at a call without any.
         """
         return []
 

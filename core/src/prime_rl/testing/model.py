@@ -127,6 +127,22 @@ class ModelConformance(PluginConformance):
             for parameter in self.plugin().router_parameters(module):
                 assert id(parameter) in parameters, "router_parameters gives a foreign tensor"
 
+    def test_float32_modules_are_called_with_a_tensor(self) -> None:
+        """Torch's sharding fails on an accelerator when recomputation calls one with nothing."""
+        import torch
+
+        called: list[tuple[Any, ...]] = []
+        for config in self.configs:
+            module = self.module(config)
+            for part in self.plugin().float32_modules(module):
+                part.register_forward_pre_hook(
+                    lambda _, inputs, named: called.append((*inputs, *named.values())),
+                    with_kwargs=True,
+                )
+            with torch.no_grad():
+                module(PackedBatch.from_documents(self.documents(config)))
+        assert all(called), "a module of float32_modules takes no input"
+
     def test_built_on_the_meta_device_and_loaded(self) -> None:
         """No value may exist that loading does not bring: it would be garbage after `to_empty`."""
         import torch

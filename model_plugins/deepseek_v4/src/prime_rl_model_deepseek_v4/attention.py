@@ -28,7 +28,8 @@ class Sink(nn.Module):
         super().__init__()
         self.logit = nn.Parameter(torch.empty(heads, dtype=torch.float32))
 
-    def forward(self) -> Tensor:
+    def forward(self, empty: Tensor) -> Tensor:
+        """`empty` is not read, see `Model.float32_modules`."""
         # Never the parameter itself, which a sharded module takes away after its forward.
         return self.logit.float().clone()
 
@@ -92,7 +93,7 @@ class Attention(nn.Module):
             None,
             chosen_TN,
             self.head_dim**-0.5,
-            sink_H=self.sink(),
+            sink_H=self.sink(x_TH.new_empty(0)),
             value_size=self.head_dim,
         )
         # Values carry the rope of their place: turned back, what is left is the distance.

@@ -27,7 +27,8 @@ class PositionBias(nn.Module):
         super().__init__()
         self.bias = nn.Parameter(torch.empty(ratio, width, dtype=torch.float32))
 
-    def forward(self) -> Tensor:
+    def forward(self, empty: Tensor) -> Tensor:
+        """`empty` is not read, see `Model.float32_modules`."""
         # Never the parameter itself, which a sharded module takes away after its forward.
         return self.bias.float().clone()
 
@@ -49,7 +50,7 @@ class Compressor(nn.Module):
         """[C, D] in x's dtype; C may be 0."""
         both = F.linear(x_TH.float(), self.project.weight.float())
         key, gate = both.chunk(2, dim=-1)
-        pooled_CD = self._pool(key, gate, self.position_bias(), entries)
+        pooled_CD = self._pool(key, gate, self.position_bias(x_TH.new_empty(0)), entries)
         normal_CD = rms_norm_late(pooled_CD, self.norm.weight, self.norm.eps)
         return rotate_tail(normal_CD, entries.rotation).to(x_TH.dtype)
 
