@@ -37,7 +37,8 @@ def rows_of(step):
 
 
 def compared(run):
-    names = ("loss/mean", "optim/grad_norm", "mismatch_kl/all", "entropy/all", "is_masked/mean")
+    names = ("loss/mean", "optim/grad_norm", "mismatch_kl/all", "entropy/all")
+    names += ("is_masked/mean", "is_clipped/mean")
     return [[row[name] for name in names if name in row] for row in metrics_of(run)]
 
 
@@ -47,10 +48,9 @@ def assert_same(found, expected):
         assert ours == pytest.approx(theirs, rel=TOLERANCE, abs=1e-8)
 
 
-def train_rl(folder, ranks, architecture=None, **more):
-    run = make_run(
-        folder, "rl", architecture, max_steps=STEPS, trainer=parallel(ranks, **more), seed=1
-    )
+def train_rl(folder, ranks, architecture=None, loss="ipo", **more):
+    trainer = {**parallel(ranks, **more), "loss": {"type": loss}}
+    run = make_run(folder, "rl", architecture, max_steps=STEPS, trainer=trainer, seed=1)
     rows = {step: rows_of(step) for step in range(1, STEPS + 1)}
     orchestrator = ScriptedOrchestrator(run, rows, ranks)
     try:
@@ -68,6 +68,13 @@ def test_any_number_of_ranks_computes_the_same(tmp_path):
     assert len(expected) == STEPS
     for ranks in (2, 4):
         assert_same(compared(runs[ranks]), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["icepop", "ppo", "cispo"])
+def test_every_loss_is_the_same_on_two_ranks(tmp_path, loss):
+    expected = compared(train_rl(tmp_path / "1", 1, loss=loss))
+    assert_same(compared(train_rl(tmp_path / "2", 2, loss=loss)), expected)
 
 
 @pytest.mark.slow
