@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
@@ -39,8 +39,11 @@ class Case(NamedTuple):
     recipe: str
     settings: Sequence[str] = ()
     has_teacher: bool = False
+    start_steps: int | None = None
+    """Steps of fine-tuning where the recipe's own leave little to learn."""
 
 
+TOOLS = ["--max-steps", "40", "--orchestrator.eval.source.0.env.taskset.num-tasks", "256"]
 CASES = {
     "ipo, grpo": Case("quickstart"),
     "icepop, grpo": Case("quickstart", ["--trainer.loss", "icepop"]),
@@ -49,10 +52,14 @@ CASES = {
     "ipo, max_rl": Case("quickstart", ["--orchestrator.train.algo", "max_rl"]),
     "ipo, rae": Case("duel"),
     "ipo, hierarchical_grpo": Case("proposer"),
-    "ipo, grpo with tools": Case("tools"),
+    "ipo, grpo with tools": Case("tools", TOOLS, start_steps=90),
     "ipo, echo": Case(
         "tools",
-        ["--orchestrator.train.algo", "echo", "--orchestrator.train.algo.alpha.tool", "0.01"],
+        [
+            *TOOLS,
+            *("--orchestrator.train.algo", "echo", "--orchestrator.train.algo.alpha.tool", "0.01"),
+        ],
+        start_steps=90,
     ),
     "opd": Case("quickstart", ["--orchestrator.train.algo", "opd"], has_teacher=True),
     "opsd": Case("opsd"),
@@ -93,7 +100,7 @@ def main() -> int:
 
 def train(folder: Path, name: str, case: Case, seed: int) -> Outcome:
     """Run one case, or read what it came to when it ran before."""
-    start = fine_tuned(folder, case.recipe, seed)
+    start = fine_tuned(folder, case.recipe, seed, case.start_steps)
     recipe = one_stage(folder, case.recipe, "rl")
     run = folder / f"{name.replace(', ', '_').replace(' ', '_')}_{seed}"
     settings = [*case.settings, "--model.name", str(start), "--seed", str(seed)]
@@ -133,13 +140,15 @@ def one_stage(folder: Path, recipe: str, kind: str) -> Path:
     return path
 
 
-def run_once(recipe: Path, run: Path, settings: Sequence[str]) -> None:
+def run_once(
+    recipe: Path, run: Path, settings: Sequence[str], environment: Mapping[str, str] | None = None
+) -> None:
     """`prime run` with the settings unless it finished before; raises RuntimeError with its output."""
     if is_finished(run):
         return
     command = [sys.executable, "-m", "prime_rl.cli.main", "run", str(recipe), *settings]
     command += ["--output-dir", str(run.parent), "--run.name", run.name, "--clean"]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")
 

@@ -1,8 +1,8 @@
 """IPO against IcePop on stale episodes: masked fraction, mismatch KL and reward over the steps, as a plot.
 
-The quickstart's fine-tuned model is trained with RL while every batch ships `lag` versions late. The
-learning rate is three times the recipe's, so that so old an episode is far from the policy. What was run
-already in the folder is not run again.
+The quickstart's fine-tuned model is trained with RL on episodes that end long after their reply
+(`late_words.py`). Training waits for them, so a batch is as many versions old as batches are in flight.
+What was run already in the folder is not run again.
 
 Run: python tests/benchmarks/staleness.py FOLDER [--lags 16,32] [--steps 100] [--seeds 2]
 """
@@ -10,6 +10,7 @@ Run: python tests/benchmarks/staleness.py FOLDER [--lags 16,32] [--steps 100] [-
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ PANELS = {
     "reward": ("orchestrator", "train/agg/all/reward/mean"),
 }
 """Title -> producer and metric."""
-LEARNING_RATE = 1e-3
+BATCH = 64
+STEP_S = 1.2
+"""Seconds a step is held back to; two cores train and generate faster."""
+FIND_TASK_SET = {"PYTHONPATH": str(Path(__file__).parent)}
+SOURCE = "--orchestrator.train.source.0"
 
 
 def main() -> int:
@@ -54,10 +59,15 @@ def train(folder: Path, loss: str, lag: int, steps: int, seed: int) -> Path:
     """The directory of one run."""
     run = folder / f"{loss}_lag_{lag}_{seed}"
     settings = ["--model.name", str(fine_tuned(folder, "quickstart", seed)), "--seed", str(seed)]
-    settings += ["--trainer.loss", loss, "--trainer.optim.lr", str(LEARNING_RATE)]
-    settings += ["--max-steps", str(steps), "--orchestrator.target-lag", str(lag)]
+    settings += ["--trainer.loss", loss, "--max-steps", str(steps)]
+    settings += ["--orchestrator.target-lag", str(lag), "--orchestrator.batch-size", str(BATCH)]
     settings += ["--orchestrator.max-off-policy-steps", str(2 * lag)]
-    run_once(one_stage(folder, "quickstart", "rl"), run, settings)
+    settings += ["--orchestrator.concurrency.max-inflight", str(BATCH * lag)]
+    settings += ["--orchestrator.concurrency.initial-inflight", str(BATCH * lag)]
+    settings += ["--orchestrator.concurrency.ramp-window-s", "0"]
+    settings += [f"{SOURCE}.env.taskset.id", "late_words"]
+    settings += [f"{SOURCE}.env.taskset.late-s", str(STEP_S * lag)]
+    run_once(one_stage(folder, "quickstart", "rl"), run, settings, os.environ | FIND_TASK_SET)
     return run
 
 
