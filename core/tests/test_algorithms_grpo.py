@@ -85,6 +85,21 @@ def test_length_weighted_baseline_balances_the_tokens():
     assert 1 * found[0] + 3 * found[1] == 0.0
 
 
+@pytest.mark.parametrize("reward", [0.1, 0.3, 1 / 3, -0.7])
+@pytest.mark.parametrize("lengths", [(1, 2, 4), (3, 7, 11), (5, 5, 6)])
+def test_equal_rewards_are_no_signal_whatever_the_baseline(reward, lengths):
+    episodes = [episode(reward, tokens=length) for length in lengths]
+    for settings in ({}, {"length_weighted_baseline": True}):
+        assert scores(grpo(**settings), episodes) == [0.0, 0.0, 0.0]
+
+
+def test_tokens_without_a_signal_take_no_share_of_their_prompt():
+    episodes = [episode(1.0, tokens=1), episode(0.5, tokens=50), episode(0.0, tokens=3)]
+    credits = grpo(loss_aggregation="prompt").score_group(Group("words", "t", episodes))
+    live = [credits[0][0], credits[2][0]]
+    assert math.isclose(sum(sum(credit.rl_weights) for credit in live), 1.0)
+
+
 def test_prompt_aggregation_makes_a_group_count_once():
     episodes = [episode(1.0, tokens=1), episode(0.0, tokens=3), episode(0.0, outcome="error")]
     algorithm = grpo(loss_aggregation="prompt")

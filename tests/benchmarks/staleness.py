@@ -76,7 +76,7 @@ def describe(run: Path) -> str:
     lag = [row["off_policy/mean"] for row in metrics(run, "orchestrator")]
     found = [f"staleness {ends(lag)[1]:.1f} in the last quarter"]
     for title, (producer, metric) in PANELS.items():
-        first, last = ends([row[metric] for row in metrics(run, producer)])
+        first, last = ends([row[metric] for row in metrics(run, producer) if metric in row])
         found.append(f"{title} {first:.3g} -> {last:.3g}")
     return ", ".join(found)
 

@@ -68,12 +68,15 @@ class GRPO(Algorithm):
         self.requirements = AlgorithmNeeds(loss_aggregation=self.config.loss_aggregation)  # type: ignore[misc]
 
     def score_group(self, group: Group) -> list[list[Credit]]:
-        """See Algorithm.score_group. Episodes that do not count get credit without advantages."""
+        """See Algorithm.score_group. Episodes that do not count get credit without advantages.
+
+        Aggregated by prompt, the tokens of a group that have a signal weigh 1 together.
+        """
         advantages = self.advantages(group.episodes)
         tokens = sum(
             episode.trainable_tokens
             for episode, advantage in zip(group.episodes, advantages, strict=True)
-            if advantage is not None
+            if advantage
         )
         weight = 1.0 / tokens if self.config.loss_aggregation == "prompt" and tokens else None
         return [
@@ -122,7 +125,7 @@ class GRPO(Algorithm):
     def _baseline(self, episodes: Sequence[Episode], rewards: Sequence[float]) -> float:
         """mean(r), or sum(L_i r_i) / sum(L_i) with L_i the trainable tokens: then the advantages
         summed over tokens are zero."""
-        if self.config.length_weighted_baseline:
+        if self.config.length_weighted_baseline and min(rewards) < max(rewards):
             weights = [episode.trainable_tokens for episode in episodes]
             if sum(weights):
                 products = (w * r for w, r in zip(weights, rewards, strict=True))
