@@ -1,9 +1,12 @@
 """echo: which answer tokens are learned, beside grpo's own credit."""
 
+import random
+import time
+
 import pytest
 from pydantic import ValidationError
 
-from prime_rl.algorithms.echo import Echo, EchoConfig, shared_length
+from prime_rl.algorithms.echo import Echo, EchoConfig, SortedBranches, shared_length
 from prime_rl.algorithms.grpo import GRPO, GRPOConfig
 from prime_rl.api import Branch, Episode, Group
 from prime_rl.testing.algorithm import AlgorithmConformance
@@ -69,6 +72,29 @@ def test_a_token_counts_once_in_an_episode():
 def test_shared_length():
     assert shared_length(branch(ids=[1, 2, 3]), branch(ids=[1, 2, 4, 5])) == 2
     assert shared_length(branch(ids=[1, 2]), branch(ids=[1, 2, 3])) == 2
+
+
+def test_the_longest_shared_beginning_is_that_with_every_earlier_branch():
+    draw = random.Random(0)
+    for _ in range(200):
+        branches = [
+            branch(ids=[draw.choice([1, 2, 256, 70000]) for _ in range(draw.randint(1, 6))])
+            for _ in range(8)
+        ]
+        earlier = SortedBranches()
+        for number, each in enumerate(branches):
+            expected = max((shared_length(each, o) for o in branches[:number]), default=0)
+            assert earlier.add(each) == expected
+
+
+def test_many_rewritten_histories_take_time_by_their_tokens_not_by_their_pairs():
+    """About 0.08 s; each with each takes 3 s."""
+    length = 20_000
+    branches = [branch(ids=[*range(length), 10**6 + number]) for number in range(64)]
+    earlier = SortedBranches()
+    started = time.process_time()
+    assert [earlier.add(each) for each in branches] == [0] + [length] * 63
+    assert time.process_time() - started < 1.0
 
 
 def test_the_rl_part_is_grpo():

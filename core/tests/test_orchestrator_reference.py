@@ -404,6 +404,13 @@ def test_the_key_comes_from_the_environment(monkeypatch):
     assert server.seen[0][1]["Authorization"] == "Bearer secret"
 
 
+def test_the_key_may_come_from_the_recipe():
+    settings = config("http://x", api_key_var="TEACHER_KEY")
+    assert request_headers(settings, {"TEACHER_KEY": "k"}) == {"Authorization": "Bearer k"}
+    with pytest.raises(RunError, match="TEACHER_KEY .*holds no key: expected printable ASCII"):
+        request_headers(settings, {"TEACHER_KEY": "schlüssel"})
+
+
 def test_a_teacher_that_cannot_score_is_named_at_the_start():
     async def check(url):
         scorer = frozen_scorer(config(url), "big")

@@ -57,7 +57,7 @@ CASES = {
         "tools",
         [
             *TOOLS,
-            *("--orchestrator.train.algo", "echo", "--orchestrator.train.algo.alpha.tool", "0.01"),
+            *("--orchestrator.train.algo", "echo", "--orchestrator.train.algo.alpha.tool", "0.003"),
         ],
         start_steps=90,
     ),

@@ -109,7 +109,7 @@ def draw_runs(axis: Any, runs: list[Path], source: tuple[str, str], loss: str, c
     """The metric of every run of one loss."""
     producer, metric = source
     for number, run in enumerate(runs):
-        rows = metrics(run, producer)
+        rows = [row for row in metrics(run, producer) if metric in row]
         values = [row[metric] for row in rows]
         steps = [row["step"] for row in rows]
         label = loss if number == 0 else None

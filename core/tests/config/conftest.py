@@ -169,6 +169,20 @@ class ImitatingAlgorithm(ProbeAlgorithm):
     requirements = AlgorithmNeeds(loss_aggregation="prompt", components=frozenset({"ce"}))
 
 
+class HintingAlgorithm(ReferenceAlgorithm):
+    def reference_context(self, branch, task):
+        return [{"role": "system", "content": task["hint"]}]
+
+
+class ComparingAlgorithm(ProbeAlgorithm):
+    requirements = AlgorithmNeeds(min_group_size=2)
+
+
+class PlayedAlgorithm(ProbeAlgorithm):
+    requirements = AlgorithmNeeds(sampled_by="frozen", components=frozenset({"ce"}))
+    teacher = object()
+
+
 class PromptAlgorithm(ProbeAlgorithm):
     requirements = AlgorithmNeeds(loss_aggregation="prompt")
 
@@ -227,6 +241,9 @@ ENTRY_POINTS = {
         "probe_teacherless": "probe_wheel.plugins:TeacherlessAlgorithm",
         "probe_frozen": "probe_wheel.plugins:FrozenAlgorithm",
         "probe_aimless": "probe_wheel.plugins:AimlessAlgorithm",
+        "probe_hinting": "probe_wheel.plugins:HintingAlgorithm",
+        "probe_comparing": "probe_wheel.plugins:ComparingAlgorithm",
+        "probe_played": "probe_wheel.plugins:PlayedAlgorithm",
         "probe_imitating": "probe_wheel.plugins:ImitatingAlgorithm",
     },
     "prime_rl.models": {"probe_model": "probe_wheel.plugins:ProbeModel"},

@@ -85,6 +85,22 @@ BARE = ["--inference.engine.type", "probe_bare"]
     (["--orchestrator.train.sampling.max-completion-tokens", "2048"], "cpu",
      ["may generate 2048 tokens"]),
     (["--orchestrator.train.sampling.max-completion-tokens", "2047"], "cpu", []),
+    (["--orchestrator.train.algo", "probe_hinting"], "cpu",
+     ["score a hint", "inference.max_model_len is 2048", "seq_len 2048"]),
+    (["--orchestrator.train.algo", "probe_hinting", "--inference.max-model-len", "2049"], "cpu", []),
+    (["--orchestrator.train.algo", "probe_comparing"], "cpu", []),
+    (["--orchestrator.train.algo", "probe_comparing", "--orchestrator.train.group-size", "1"], "cpu",
+     ["train source 'words' has group_size 1", "algorithm 'probe_comparing'", "at least 2"]),
+    (["--orchestrator.train.group-size", "1"], "cpu", ["algorithm 'grpo'", "at least 2"]),
+    (["--orchestrator.train.group-size", "1", "--orchestrator.train.algo", "max_rl"], "cpu",
+     ["algorithm 'max_rl'", "at least 2"]),
+    *((["--orchestrator.train.group-size", "1", "--orchestrator.train.algo", name], "cpu", [])
+      for name in ("echo", "rae", "hierarchical_grpo")),
+    (["--orchestrator.target-lag", "3", "--orchestrator.max-off-policy-steps", "3"], "cpu", []),
+    (["--orchestrator.target-lag", "3", "--orchestrator.max-off-policy-steps", "2"], "cpu",
+     ["max_off_policy_steps is 2, below orchestrator.target_lag 3", "at least 3"]),
+    (["--orchestrator.max-off-policy-steps", "0", "--orchestrator.train.algo", "probe_played"],
+     "cpu", []),
 ])  # fmt: skip
 def test_conflicts(conflicts, words, device, parts):
     message = conflicts(*words, device=device)

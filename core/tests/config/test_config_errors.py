@@ -205,6 +205,30 @@ def test_inherited_key_is_reported_where_it_was_written(load, flat):
     assert "orchestrator.train.sampling.temperature: found the integer 3" in message
 
 
+@pytest.mark.parametrize("algo, expected", [
+    ('"opd"', "recipe.toml:10: orchestrator.train.algo.teacher: missing, expected a table"),
+    ('{type = "rae", decay = 2}', "orchestrator.train.algo.decay: found the integer 2, expected"),
+    ('{type = "rae", dekay = 0}', "orchestrator.train.algo.dekay: unknown key. Did you mean 'decay'"),
+    ('{type = "echo", alpha = {Tool = 1}}', "orchestrator.train.algo.alpha: found the role 'Tool'"),
+    ("3", "orchestrator.train.algo: expected a table with a `type`, found int"),
+])  # fmt: skip
+def test_a_mistake_in_the_group_s_algorithm_is_said_once_in_its_place(load, flat, algo, expected):
+    start, rest = flat.split("group_size = 4\n")
+    line = len(start.splitlines()) + 2
+    message = refusal(load, f"{start}group_size = 4\nalgo = {algo}\n{rest}")
+    assert len(message.splitlines()) == 1, message
+    assert expected.replace("toml:10", f"toml:{line}") in message
+
+
+def test_a_source_s_own_mistake_is_said_beside_that_of_its_group(load, flat):
+    text = flat.replace("group_size = 4", 'group_size = 4\nalgo = {type = "rae", decay = 2}')
+    text = text.replace('"words"}}', '"words"}}\nalgo = {decay = 3}')
+    message = refusal(load, text)
+    assert "orchestrator.train.algo.decay: found the integer 2" in message
+    assert "orchestrator.train.source.0.algo.decay: found the integer 3" in message
+    assert message.startswith("2 problems")
+
+
 @pytest.mark.parametrize("change, expected", [
     (("group_size = 4", "group_size = 3"), "batch_size 8 is not a multiple of group_size 3"),
     (('id = "words"', 'id = "all"'), "'all' is reserved"),

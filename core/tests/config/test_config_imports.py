@@ -13,6 +13,7 @@ from prime_rl.plugins import scan
 with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
     command(["schema"])
     command(["show", sys.argv[1]])
+    command(["validate", sys.argv[1]])
     field_help(None, scan())
 print([name for name in ("torch", "numpy", "transformers", "verifiers") if name in sys.modules])
 """

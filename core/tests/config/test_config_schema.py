@@ -86,6 +86,11 @@ def test_validate(recipe, capsys):
     assert "trainer.lr: unknown key" in captured.err
 
 
+def test_validate_refuses_choices_that_do_not_fit(recipe, capsys):
+    assert command(["validate", recipe, "--orchestrator.train.sampling.top-k", "513"]) == 2
+    assert "at most 512 kept tokens" in capsys.readouterr().err
+
+
 def test_show_is_a_recipe_of_itself(recipe, capsys, tmp_path):
     assert command(["show", recipe, "--run.name", "x", "--seed", "5"]) == 0
     shown = capsys.readouterr().out

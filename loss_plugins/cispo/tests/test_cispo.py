@@ -99,6 +99,7 @@ def test_no_tokens():
         {"ratio_low": 1.1},
         {"ratio_high": 0.9},
         {"ratio_high": float("inf")},
+        {"ratio_high": 1e30},
         {"ratio_high": True},
         {"adv_tau": 1.0},
         {"max_importance_ratio": 1e4},

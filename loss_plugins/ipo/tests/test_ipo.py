@@ -89,6 +89,12 @@ def test_finite_for_any_gap(gap, advantage):
         assert output.loss.abs().sum() == 0 and gradient.abs().sum() == 0
 
 
+def test_the_largest_settings_stay_finite():
+    largest = {"adv_tau": 1e6, "max_importance_ratio": 1e6}
+    output, gradient = run([-2.0, -2.0], [-91.0, -2.1], [1e6, -1e6], **largest)
+    assert torch.isfinite(output.loss).all() and torch.isfinite(gradient).all()
+
+
 def test_no_tokens():
     output, gradient = run([], [], [])
     assert output.loss.shape == (0,) and gradient.shape == (0,)
@@ -102,6 +108,8 @@ def test_no_tokens():
         {"eps": True},
         {"eps": 0.0},
         {"adv_tau": float("nan")},
+        {"adv_tau": 1e300},
+        {"max_importance_ratio": 1e300},
     ],
 )
 def test_removed_and_unusable_settings_are_refused(setting):

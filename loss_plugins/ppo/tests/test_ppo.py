@@ -95,6 +95,12 @@ def test_a_bound_below_the_band_is_refused():
         PPOConfig(ratio_high=3.0, max_importance_ratio=2.0)
 
 
+def test_a_bound_at_the_edge_of_the_band_is_refused():
+    """There the smaller of two equal terms has half the gradient of each."""
+    with pytest.raises(ValidationError, match="2 is equal to ratio_high 2, expected a larger one"):
+        PPOConfig(ratio_high=2.0, max_importance_ratio=2.0)
+
+
 @pytest.mark.parametrize("gap", [88.0, 89.0, 200.0, 1e3, 1e4])
 @pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
 def test_finite_for_any_gap(gap, advantage):
@@ -121,6 +127,7 @@ def test_no_tokens():
         {"ratio_low": 1.1},
         {"ratio_high": 0.9},
         {"ratio_high": float("inf")},
+        {"max_importance_ratio": 1e30},
         {"ratio_high": True},
         {"adv_tau": 1.0},
         {"max_importance_ratio": 0.5},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from prime_rl.algorithms.outcomes import (
     OutcomeConfig,
@@ -19,14 +20,15 @@ from prime_rl.configs.base import BaseConfig, PluginConfig
 
 
 class LinearLengthPenaltyConfig(BaseConfig):
-    """Takes up to `output + input + turns` of the group's mean reward from the longest episode."""
+    """Takes up to `output + input + turns` of the group's mean reward from the longest episode. Where
+    that mean is negative it gives instead of taking: longer episodes are then rewarded."""
 
     type: Literal["linear"] = "linear"
-    output: float = Field(0.25, ge=0)
+    output: float = Field(0.25, ge=0, le=1e6)
     """Share for sampled tokens, relative to the group's longest episode."""
-    input: float = Field(0.1, ge=0)
+    input: float = Field(0.1, ge=0, le=1e6)
     """Share for input tokens, relative to the group's largest."""
-    turns: float = Field(0.1, ge=0)
+    turns: float = Field(0.1, ge=0, le=1e6)
     """Share for turns, relative to the group's most."""
 
 
@@ -38,12 +40,22 @@ class OverlongConfig(BaseConfig):
     cache_tokens: int = Field(ge=1)
     """Width of the ramp below `max_tokens`."""
 
+    @model_validator(mode="after")
+    def _ramp_begins_at_a_length(self) -> Self:
+        if self.cache_tokens > self.max_tokens:
+            raise ValueError(
+                f"cache_tokens {self.cache_tokens} is above max_tokens {self.max_tokens}, so that an "
+                "episode of no tokens would be penalised; lower it or raise max_tokens"
+            )
+        return self
+
 
 class GRPOConfig(OutcomeConfig):
     """Settings of grpo."""
 
     length_penalty: LinearLengthPenaltyConfig | None = None
-    """Take a share of the reward from longer episodes, before the baseline."""
+    """Take a share of the group's mean reward from longer episodes, before the baseline. Meant for
+    rewards whose mean is not negative: a negative mean rewards length."""
     length_weighted_baseline: bool = False
     """Weight each reward in the baseline by its episode's trainable tokens."""
     loss_aggregation: Literal["token", "prompt"] = "token"
@@ -61,11 +73,13 @@ class GRPO(Algorithm):
     """
 
     Config = GRPOConfig
-    requirements = AlgorithmNeeds()
+    requirements = AlgorithmNeeds(min_group_size=2)
 
     def __init__(self, config: PluginConfig) -> None:
         super().__init__(config)
-        self.requirements = AlgorithmNeeds(loss_aggregation=self.config.loss_aggregation)  # type: ignore[misc]
+        self.requirements = dataclasses.replace(  # type: ignore[misc]
+            type(self).requirements, loss_aggregation=self.config.loss_aggregation
+        )
 
     def score_group(self, group: Group) -> list[list[Credit]]:
         """See Algorithm.score_group. Episodes that do not count get credit without advantages.

@@ -14,7 +14,8 @@ from prime_rl.algorithms.outcomes import (
     even_credit,
     mean_reward,
 )
-from prime_rl.api.algorithm import Algorithm, Credit, Episode, Group
+from prime_rl.api.algorithm import Algorithm, AlgorithmNeeds, Credit, Episode, Group
+from prime_rl.configs.base import PluginConfig
 
 Baselines = dict[str, float]
 """Agent -> mean reward of its traces; agents with a single trace are missing."""
@@ -44,6 +45,10 @@ class HierarchicalGRPO(Algorithm):
     """
 
     Config = HierarchicalGRPOConfig
+
+    def __init__(self, config: PluginConfig) -> None:
+        super().__init__(config)
+        self.requirements = AlgorithmNeeds(agents=frozenset(self.config.episode_agents))  # type: ignore[misc]
 
     def score_group(self, group: Group) -> list[list[Credit]]:
         """See Algorithm.score_group. Branches without a baseline get credit without advantages."""

@@ -12,7 +12,7 @@ from prime_rl.algorithms.outcomes import (
     even_credit,
     mean_reward,
 )
-from prime_rl.api.algorithm import Algorithm, Credit, Episode, Group
+from prime_rl.api.algorithm import Algorithm, AlgorithmNeeds, Credit, Episode, Group
 
 SMALLEST_SHARE = 1e-9
 """A mean below this share of the largest reward is the rounding noise of rewards that cancel; with
@@ -36,6 +36,7 @@ class MaxRL(Algorithm):
     """
 
     Config = MaxRLConfig
+    requirements = AlgorithmNeeds(min_group_size=2)
 
     def score_group(self, group: Group) -> list[list[Credit]]:
         """See Algorithm.score_group. Episodes that do not count get credit without advantages."""

@@ -96,6 +96,10 @@ class AlgorithmNeeds:
     """Those of rl, ce, ref_kl that its credit uses."""
     roles: bool = False
     """It reads `Branch.roles`."""
+    min_group_size: int = 1
+    """Fewest episodes of a group that can give credit."""
+    agents: frozenset[str] = frozenset()
+    """Agents that its settings name; the environment must have them."""
 
 
 ReferenceContext = Sequence[int] | Sequence[Mapping[str, str]]

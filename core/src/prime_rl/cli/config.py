@@ -98,10 +98,14 @@ def _without_null(value: Any) -> Any:
 
 
 def _validate(words: list[str]) -> int:
+    from prime_rl.launch.capabilities import check
+
     loaded = _load(words)
     if loaded.arguments.help:
         print(USAGE + "\n".join(help_lines(COMMANDS)))
         return 0
+    for index, stage in enumerate(loaded.run.stages):
+        check(loaded.run, index, loaded.registry, stage.trainer.device)
     stages = ", ".join(stage.type for stage in loaded.run.stages)
     print(f"OK: {loaded.run.run.name} ({stages})")
     return 0

@@ -17,7 +17,6 @@ from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
 from prime_rl.launch.attempts import prepare_attempt
 from prime_rl.launch.checks import check_run
 from prime_rl.launch.sequence import Sequence, resolve_resume
-from prime_rl.launch.stage import stage_sources
 from prime_rl.plugins import scan
 from prime_rl.plugins.hooks import load_hooks
 
@@ -62,7 +61,13 @@ def _run(loaded: LoadedRun, console: Console) -> int:
     logging.basicConfig(level="INFO", format="%(message)s", force=True)
     for warning in check_run(run, loaded.registry, arguments.dry_run):
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
-    _check_sources(run)
+    from prime_rl.cli.sources import check_sources
+
+    is_resumed = arguments.resume is not None
+    for warning in check_sources(
+        run, loaded.registry, is_resumed=is_resumed, dry_run=arguments.dry_run
+    ):
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
     started = time.monotonic()
     attempt = prepare_attempt(run, arguments, loaded.inputs)
     if arguments.resume is not None:
@@ -96,15 +101,6 @@ def _run(loaded: LoadedRun, console: Console) -> int:
             markup=False,
         )
     return code
-
-
-def _check_sources(run: RunConfig) -> None:
-    """Load every task set once: what is wrong with an environment is said before anything starts."""
-    from prime_rl.orchestrator.tasks import load_tasks
-
-    for stage in run.stages:
-        for _, source in stage_sources(stage):
-            load_tasks(source)
 
 
 def _make_fresh_model(run: RunConfig, loaded: LoadedRun) -> None:

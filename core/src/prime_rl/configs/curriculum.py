@@ -22,7 +22,7 @@ class PoolConfig(BaseConfig):
     """Name in metrics."""
     max_reward: float
     """Largest running mean reward of its tasks; of the last pool: every larger one as well."""
-    weight: float = Field(ge=0)
+    weight: float = Field(ge=0, le=1e6)
     """Weight of each of its tasks against the other tasks of the source."""
 
 
@@ -40,7 +40,7 @@ class DifficultyPoolConfig(BaseConfig):
     type: Literal["difficulty_pool"] = "difficulty_pool"
     pools: list[PoolConfig] = Field(default_factory=_pools, min_length=1)
     """Pools with ascending `max_reward`."""
-    unseen_weight: float = Field(1.0, ge=0)
+    unseen_weight: float = Field(1.0, ge=0, le=1e6)
     """Weight of a task that has no reward yet."""
     seed: int = Field(42, ge=0)
     """Seed of the choice."""

@@ -145,8 +145,11 @@ TRAINER = {
     "enable_token_export": "remove it: what the trainer computes is on the stored episodes",
 }
 
+_NO_FILTER = "remove it: tokens with advantage 0 never train"
+
 ORCHESTRATOR = {
     **_COPIES,
+    "filter_zero_advantages": _NO_FILTER,
     "model.client": "write `inference.base_url` instead",
     "group_size": "write `.train.group_size` instead",
     "algo": "write `.train.algo` instead",
@@ -164,8 +167,27 @@ GROUP = _LIMIT
 
 TRAIN_GROUP = {
     **GROUP,
-    "filter_zero_advantages": "remove it: tokens with advantage 0 never train",
+    "filter_zero_advantages": _NO_FILTER,
+    "min_abs_advantage": 'write gates = [{type = "advantage_range", reject_min, reject_max}] in every '
+    "source instead",
 }
+
+_NO_NAMES = "write `.include` instead, with the indices of the tasks"
+
+SELECT = {
+    "ids": _NO_NAMES,
+    "keys": _NO_NAMES,
+    "names": _NO_NAMES,
+    "include.idx": "write the indices in `.include` itself instead",
+    "include.ids": _NO_NAMES,
+    "include.keys": _NO_NAMES,
+    "include.names": _NO_NAMES,
+    "exclude.idx": "write the indices in `.exclude` itself instead",
+    "exclude.ids": "write `.exclude` instead, with the indices of the tasks",
+    "exclude.keys": "write `.exclude` instead, with the indices of the tasks",
+    "exclude.names": "write `.exclude` instead, with the indices of the tasks",
+}
+"""`include` and `exclude` are tables there and lists here."""
 
 EVAL_GROUP = {
     **GROUP,
@@ -183,6 +205,14 @@ TRAIN_SOURCE = {
     "curriculum": "write `.sampler` and `.gates` instead",
     "curriculum.sampler": "write `.sampler` instead",
     "curriculum.gates": "write `.gates` instead",
+    "min_abs_advantage": "write `.gates` instead: type advantage_range, with reject_min and "
+    "reject_max",
+}
+
+EVAL_SOURCE = {
+    **SOURCE,
+    "interval": "write `orchestrator.eval.interval` instead (`eval.interval` in fine-tuning): all "
+    "sources are evaluated at the same steps",
 }
 
 SAMPLING = {
@@ -210,6 +240,7 @@ INFERENCE = {
     "vllm.tool_call_parser": "remove it: the model plugin names it",
     "vllm.reasoning_parser": "remove it: the model plugin names it",
     "vllm.quantization": "not supported here: engines are started in `model.compute_dtype`",
+    "dry_run": "write --dry-run on the command line instead",
     "kv_cache_offload": "not supported here: caches stay on the device",
     "use_pd_kv_transfer": "not supported here: every engine does prefill and decoding",
     "use_deep_gemm": "write the settings of the engine plugin in `.engine` instead",
@@ -248,3 +279,34 @@ SFT_DATA = {
     "num_workers": _WORKERS,
     "loss_mask": "not supported here: the tokens of assistant messages are trained",
 }
+
+_NO_ADDRESS = "remove it: trainer and engines find each other through the run directory"
+_OWN_LOSS = "a loss of your own is a plugin, `prime plugins new loss NAME` begins one"
+
+OF_KIND = {
+    "loss": {
+        "import_path": f"not supported here: {_OWN_LOSS}",
+        "kwargs": f"not supported here: {_OWN_LOSS}, with settings of its own",
+    },
+    "weight_transport": {
+        "host": _NO_ADDRESS,
+        "port": _NO_ADDRESS,
+        "inference_world_size": "remove it: `inference.replicas` says how many engines there are",
+    },
+}
+"""Plugin kind -> keys that no section of the kind has, unless a plugin's own Config has one."""
+
+ADAMW = {
+    "mu": "remove it: it belongs to muon, which is not supported here",
+    "momentum": "remove it: it belongs to sgd, which is gone; `.betas1` is AdamW's",
+    "nesterov": "remove it: it belongs to sgd, which is gone",
+}
+
+CHOICES = {
+    ("loss", "default"): "it is called ipo here",
+    ("loss", "dppo"): "ipo replaced it: write ipo",
+    ("loss", "custom"): _OWN_LOSS,
+    ("optim", "sgd"): "sgd is gone: write sign_sgd or adamw",
+    ("optim", "muon"): "muon is not supported here: write adamw or sign_sgd",
+}
+"""(section or plugin kind, its `type` there) -> what to do."""

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from prime_rl.configs.base import BaseConfig
-
-
-def _base_url(url: str) -> str:
-    """The URL without a trailing `/` or `/v1`."""
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"found {url!r}, expected http://HOST:PORT or https://HOST")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+from prime_rl.configs.urls import BaseUrl, Headers
 
 
 class FrozenModelConfig(BaseConfig):
@@ -22,13 +14,13 @@ class FrozenModelConfig(BaseConfig):
     It must answer `/inference/v1/generate`: token ids in, token ids and log-probabilities out.
     """
 
-    base_url: Annotated[str, AfterValidator(_base_url)]
+    base_url: BaseUrl
     """Where it answers, as `http://127.0.0.1:8001`."""
     name: str | None = None
     """Name of the model in requests; None: the first that the endpoint lists."""
     api_key_var: str = "PRIME_RL_API_KEY"
     """Environment variable that holds the key; unset: none is sent."""
-    headers: dict[str, str] = {}
+    headers: Headers = {}
     """Further headers of every request."""
     timeout_s: float = Field(600.0, gt=0)
     """Seconds one request may take."""

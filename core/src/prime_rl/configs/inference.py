@@ -8,6 +8,7 @@ from pydantic import Field
 
 from prime_rl.configs import former_keys
 from prime_rl.configs.base import BaseConfig, defaults, plugin_section
+from prime_rl.configs.urls import BaseUrl
 
 
 class InferenceConfig(BaseConfig):
@@ -24,7 +25,7 @@ class InferenceConfig(BaseConfig):
     authentication."""
     port: int = Field(0, ge=0, le=65535)
     """First engine's port; 0: chosen by the system. Engine k gets port + k."""
-    base_url: str | None = None
+    base_url: BaseUrl | None = None
     """Use engines or a router that already run here instead of starting any."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where engines run. auto: cuda when there is one."""

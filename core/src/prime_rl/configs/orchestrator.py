@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from prime_rl.configs import former_keys
 from prime_rl.configs.base import BaseConfig, defaults, plugin_section
@@ -12,10 +12,14 @@ from prime_rl.configs.concurrency import ConcurrencyConfig
 from prime_rl.configs.curriculum import AdvantageRangeConfig, SamplerConfig
 
 RESERVED_SOURCE_NAMES = ("all", "agg")
+SMALLEST_TEMPERATURE = 0.01
+"""Logits are divided by it."""
 
 
 class SelectConfig(BaseConfig):
     """Which tasks of a source are used; applied in the order of the fields."""
+
+    former = former_keys.SELECT
 
     include: list[int] | None = None
     """Indices of tasks to take; None: all."""
@@ -35,7 +39,7 @@ class SamplingConfig(BaseConfig):
     former = former_keys.SAMPLING
 
     temperature: float = Field(1.0, ge=0, le=2)
-    """Softmax temperature; 0 is greedy (evaluation only)."""
+    """Softmax temperature, at least 0.01; 0 is greedy (evaluation only)."""
     max_completion_tokens: int | None = Field(None, ge=1)
     """Most tokens per turn; None: what the sequence length leaves."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -44,6 +48,16 @@ class SamplingConfig(BaseConfig):
     """Most candidates; None: all."""
     seed: int | None = Field(None, ge=0)
     """Seed of the sampler; None: drawn by the engine."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _logits_stay_finite(cls, temperature: float) -> float:
+        if 0 < temperature < SMALLEST_TEMPERATURE:
+            raise ValueError(
+                f"found the number {temperature}, expected 0 (greedy) or a number >= "
+                f"{SMALLEST_TEMPERATURE} and <= 2"
+            )
+        return temperature
 
 
 class SourceConfig(BaseConfig):
@@ -79,7 +93,7 @@ class TrainSourceConfig(SourceConfig):
 
     former = former_keys.TRAIN_SOURCE
 
-    ratio: float = Field(1.0, gt=0)
+    ratio: float = Field(1.0, gt=0, le=1e6)
     """Weight against the other sources."""
     algo: plugin_section("algorithm", default="grpo") | None = None  # type: ignore[valid-type]
     """Algorithm of this source; None: the group default."""
@@ -91,6 +105,8 @@ class TrainSourceConfig(SourceConfig):
 
 class EvalSourceConfig(SourceConfig):
     """One environment that is evaluated."""
+
+    former = former_keys.EVAL_SOURCE
 
 
 class SourceDefaultsConfig(BaseConfig):
@@ -158,6 +174,15 @@ def with_inherited(group: dict[str, Any], always: dict[str, Any] | None = None) 
         return group
     merged = [inherit(shared, one) if isinstance(one, dict) else one for one in sources]
     return {**group, "source": merged}
+
+
+def all_inherited(raw: Any) -> Any:
+    """A raw run, or a part of it, with the defaults of every group in its sources."""
+    if isinstance(raw, list):
+        return [all_inherited(one) for one in raw]
+    if not isinstance(raw, dict):
+        return raw
+    return with_inherited({key: all_inherited(value) for key, value in raw.items()})
 
 
 def inherit(shared: Any, own: Any) -> Any:

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from prime_rl.configs import former_keys
 from prime_rl.configs.base import describe_value
 from prime_rl.configs.fields import FieldType, PluginClass, child_type, every_path
 from prime_rl.configs.former import answers, former_of, spelled_out
+from prime_rl.configs.orchestrator import all_inherited
 from prime_rl.configs.run import RLConfig, RunConfig, SFTConfig
 from prime_rl.configs.toml import unsuitable
 from prime_rl.configs.tree import Node, Origin, Path
@@ -108,18 +110,29 @@ class _Translator:
         self._start = start
         self._kind = kind or FieldType(section=RunConfig)
         node = root.get(*start)
-        self._plain = node.plain() if node is not None else {}
+        self._plain = all_inherited(node.plain()) if node is not None else {}
         self._plugin_class = plugin_class
         self._places: dict[str, list[str]] | None = None
 
     def problems(self, error: ValidationError) -> list[Problem]:
-        """The problems of all errors, in their order."""
+        """The problems of all errors, in their order; what a source inherits is said of its group."""
+        lines = [(line, self._place(line["loc"])) for line in error.errors(include_url=False)]
+        wrong = {place.path for _, place in lines}
         found = []
-        for line in error.errors(include_url=False):
-            place = self._place(line["loc"])
-            former = self._former_keys(place) if line["type"] == "extra_forbidden" else []
-            found += former or [self._problem(place.path, self._text(line, place))]
+        for line, place in lines:
+            of_group = _in_group(place.path)
+            if of_group in wrong - {place.path} and self._root.get(*place.path) is None:
+                continue
+            former = self._former_keys(place) if self._is_unknown(line, place) else []
+            found += former or [self._problem(_written_at(line, place), self._text(line, place))]
         return found
+
+    def _is_unknown(self, line: Any, place: _Place) -> bool:
+        """True for an unknown key, and for a table where none can be: its keys may be old ones."""
+        expected = place.expected
+        takes_keys = expected is None or expected.is_section or expected.values or expected.is_any
+        has_keys = isinstance(line["input"], dict) and not takes_keys
+        return line["type"] == "extra_forbidden" or has_keys
 
     def _problem(self, path: Path, text: str) -> Problem:
         origin, shown = locate(self._root, path)
@@ -129,6 +142,8 @@ class _Translator:
         """An unknown key, or those in its table, for which `former` says what to write instead."""
         section = place.parent.section_class(place.parent_raw, self._plugin_class)
         former = former_of((RLConfig, SFTConfig) if section is RunConfig else (section,))
+        if place.parent.plugin is not None:
+            former = {**former_keys.OF_KIND.get(place.parent.plugin.kind, {}), **former}
         node = self._root.get(*place.path)
         _, written = locate(self._root, place.path)
         above = dotted(written[2:-1] if written[0] == "stages" else written[:-1])
@@ -168,7 +183,7 @@ class _Translator:
         if kind == "wrong_type" and line["msg"].startswith("item"):
             return str(line["msg"])
         if kind.startswith("union_tag") and expected is not None:
-            return _wrong_variant(found, expected)
+            return _wrong_variant(found, expected, place)
         if kind in _MESSAGE_SAYS_MORE or expected is None or expected.is_any:
             return f"found {describe_value(found)}: {line['msg']}"
         hint = ""
@@ -229,11 +244,22 @@ def _dot(hint: str) -> str:
     return f".{hint}" if hint else ""
 
 
-def _wrong_variant(found: Any, expected: FieldType) -> str:
-    tag = found.get("type", expected.default_variant) if isinstance(found, dict) else found
-    hint = did_you_mean(tag, expected.variants) if isinstance(tag, str) else ""
+def _written_at(line: Any, place: _Place) -> Path:
+    """Where an error was made: a wrong variant at its `type`."""
+    is_variant = line["type"].startswith("union_tag") and place.expected is not None
+    has_type = isinstance(line["input"], dict) and "type" in line["input"]
+    return (*place.path, "type") if is_variant and has_type else place.path
+
+
+def _wrong_variant(found: Any, expected: FieldType, place: _Place) -> str:
+    is_table = isinstance(found, dict)
+    tag = found.get("type", expected.default_variant) if is_table else found
     names = " or ".join(map(repr, expected.variants))
-    return f"type: found {describe_value(tag)}, expected {names}{_dot(hint)}"
+    hint = did_you_mean(tag, expected.variants) if isinstance(tag, str) else ""
+    text = f"found {describe_value(tag)}, expected {names}{_dot(hint)}"
+    if former := former_keys.CHOICES.get((str(place.path[-1]), str(tag))):
+        text = f"{text}; {former}"
+    return text if is_table and "type" in found else f"type: {text}"
 
 
 def locate(root: Node, path: Path) -> tuple[Origin, Path]:

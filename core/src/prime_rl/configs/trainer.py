@@ -13,6 +13,8 @@ from prime_rl.configs.base import BaseConfig, default_type, defaults, plugin_sec
 class AdamWConfig(BaseConfig):
     """AdamW."""
 
+    former = former_keys.ADAMW
+
     type: Literal["adamw"] = "adamw"
     lr: float = Field(1e-6, gt=0)
     """Peak learning rate."""

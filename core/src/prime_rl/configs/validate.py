@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
+from prime_rl.configs import former_keys
 from prime_rl.configs.base import PluginConfig, ValidationContext
 from prime_rl.configs.problems import Problem, error_from, problems_of, unsuitable_values
 from prime_rl.configs.registry import PluginRegistry
@@ -26,6 +27,8 @@ class Lookup:
         found = self.quiet(kind, name)
         if found is None:
             text = str(self._failures[kind, name])
+            if former := former_keys.CHOICES.get((kind, name)):
+                text = f"no {kind} plugin is called {name!r}: {former}"
             raise PydanticCustomError("plugin_error", "{text}", {"text": text})
         return found
 

@@ -78,6 +78,8 @@ def check(run: RunConfig, stage_index: int, registry: Registry, device: Device) 
             *_router_replay(stage, parts),
             *_sampling_replay(stage, parts),
             *_aggregation(parts),
+            *_group_sizes(stage, parts),
+            *_staleness(stage, parts),
             *_frozen_sampling(parts),
             *_references(stage, parts),
             *_lengths(stage),
@@ -278,6 +280,31 @@ def _aggregation(parts: list[Part]) -> Iterator[str]:
         )
 
 
+def _group_sizes(stage: RLConfig, parts: list[Part]) -> Iterator[str]:
+    """An algorithm that compares the episodes of a group needs some to compare."""
+    for part, source in _sources(stage, parts):
+        fewest = _needs_of(part).min_group_size
+        if source.group_size < fewest:
+            yield (
+                f"train source {source.label!r} has group_size {source.group_size}, but "
+                f"{part.describe()} compares the episodes of a group and gives no credit to fewer "
+                f"than {fewest}, so nothing would train. Set group_size to at least {fewest}, or "
+                "choose another algorithm."
+            )
+
+
+def _staleness(stage: RLConfig, parts: list[Part]) -> Iterator[str]:
+    """The last groups of a batch are target_lag versions old when it is trained on."""
+    lag, bound = stage.orchestrator.target_lag, stage.orchestrator.max_off_policy_steps
+    grows_stale = any(_needs_of(part).sampled_by != "frozen" for part in _algorithms(parts))
+    if bound < lag and grows_stale:
+        yield (
+            f"orchestrator.max_off_policy_steps is {bound}, below orchestrator.target_lag {lag}: "
+            "groups that wait for their batch would be dropped as stale. Raise the former to at "
+            f"least {lag}, or lower the latter."
+        )
+
+
 def _frozen_sampling(parts: list[Part]) -> Iterator[str]:
     """Episodes of a frozen model need that model, and only ce can learn from them."""
     for part in _algorithms(parts):
@@ -315,6 +342,7 @@ def _references(stage: RLConfig, parts: list[Part]) -> Iterator[str]:
                 "prompt_logprobs",
                 parts,
             )
+            yield from _room_for_context(stage, part)
         sampling = source.sampling
         for is_set, text in (
             (sampling.top_p < 1, f"top_p = {sampling.top_p}"),
@@ -327,6 +355,19 @@ def _references(stage: RLConfig, parts: list[Part]) -> Iterator[str]:
                     "compares with a reference over the whole vocabulary at temperature 1. Leave "
                     "top_p and top_k out, and temperature at 1."
                 )
+
+
+def _room_for_context(stage: RLConfig, part: Part) -> Iterator[str]:
+    """What the reference is shown stands before a branch of up to seq_len tokens."""
+    limit = stage.inference.max_model_len or stage.seq_len
+    shows_more = type(part.plugin).reference_context is not Algorithm.reference_context  # type: ignore[attr-defined]
+    if shows_more and limit <= stage.seq_len:
+        yield (
+            f"{part.describe()} lets the engines score a hint and the branch behind it, but "
+            f"inference.max_model_len is {limit} (by default seq_len) and seq_len {stage.seq_len}, "
+            "which leaves the hint no room. Set inference.max_model_len to seq_len plus the "
+            "longest hint."
+        )
 
 
 def _has_no_teacher(part: Part) -> bool:

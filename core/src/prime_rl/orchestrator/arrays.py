@@ -14,10 +14,20 @@ ROUTE_NORMALLY = {"uint8": 255, "uint16": 65535}
 """Value of a row that holds no routes, by dtype."""
 
 
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
 def are_finite(values: Sequence[float]) -> bool:
     """No NaN, no infinity. A sum of finite numbers is finite unless it overflows, and it is several
     times as fast as looking at each."""
     return math.isfinite(sum(values)) or all(map(math.isfinite, values))
+
+
+def fit_float32(values: Sequence[float]) -> bool:
+    """All finite, and so as float32, which is what the trainer gets."""
+    if not values:
+        return True
+    return are_finite(values) and max(values) <= LARGEST_FLOAT32 and min(values) >= -LARGEST_FLOAT32
 
 
 def decode_array(encoded: dict[str, Any]) -> np.ndarray:
@@ -50,7 +60,8 @@ def join_sampling_masks(
 ) -> SamplingMask | None:
     """Kept candidates of every token with `mask`; 0 candidates (the full vocabulary) elsewhere.
 
-    None when no node has any. `mask` may be shorter than the path: the rest is cut off.
+    None when no node has any. `mask` may be shorter than the path: the rest is cut off. Raises
+    ValueError when a node's counts fit neither its sampled tokens nor its ids.
     """
     if all(node.get("sampling_mask") is None for node in nodes):
         return None
@@ -61,8 +72,14 @@ def join_sampling_masks(
         rows = node.get("sampling_mask")
         if rows is not None:
             sampled = start + np.flatnonzero(np.asarray(node["mask"], bool))
-            counts[sampled] = decode_array(rows["counts"])
-            ids.append(decode_array(rows["ids"]))
+            found, kept = decode_array(rows["counts"]), decode_array(rows["ids"])
+            if len(found) != len(sampled) or (found < 0).any() or found.sum() != len(kept):
+                raise ValueError(
+                    f"sampling_mask has {len(found)} counts, which add up to {found.sum()}, and "
+                    f"{len(kept)} ids for {len(sampled)} sampled tokens"
+                )
+            counts[sampled] = found
+            ids.append(kept)
         start += len(node["token_ids"])
     flat = np.concatenate(ids).astype(np.int32) if ids else np.zeros(0, np.int32)
     keep = np.zeros(len(counts), bool)

@@ -21,6 +21,8 @@ STREAM_TYPES = {
 }
 """Stream of a TrainingSample -> array type code on the wire."""
 
+STREAM_ITEM_BYTES = {name: array(code).itemsize for name, code in STREAM_TYPES.items()}
+
 assert array("i").itemsize == 4 and array("f").itemsize == 4
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import math
 import random
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+import msgspec
 
 from prime_rl.configs.curriculum import (
     AdvantageRangeConfig,
@@ -15,6 +18,9 @@ from prime_rl.configs.curriculum import (
 from prime_rl.errors import CheckpointError, ConfigError
 
 UNSEEN = -1
+
+RewardSums = dict[str, tuple[Annotated[int, msgspec.Meta(ge=1)], float]]
+"""Task key -> number of rewards and their sum."""
 
 
 class Sampler(Protocol):
@@ -146,7 +152,7 @@ class DifficultyPoolSampler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See Sampler.load_state_dict. The state of another sampler: every task is unseen."""
         places = {key: index for index, key in enumerate(self._keys)}
-        for key, (count, total) in state.get("rewards", {}).items():
+        for key, (count, total) in self._stored_rewards(state).items():
             if key not in places:
                 raise CheckpointError(
                     f"the checkpoint has rewards of task {key!r}, which source {self._label!r} "
@@ -154,6 +160,22 @@ class DifficultyPoolSampler:
                 )
             self._counts[places[key]], self._sums[places[key]] = count, total
         self._fill()
+
+    def _stored_rewards(self, state: dict[str, Any]) -> RewardSums:
+        found = state.get("rewards", {})
+        problem = ""
+        try:
+            rewards = msgspec.convert(found, RewardSums)
+            if not all(math.isfinite(total) for _, total in rewards.values()):
+                problem = "a sum of rewards is not finite"
+        except msgspec.ValidationError as error:
+            problem = str(error)
+        if problem:
+            raise CheckpointError(
+                f"the difficulty pools of source {self._label!r} are damaged: {problem}; found "
+                f"{found!r:.80}. Use an undamaged checkpoint, or resume.skip_dataloader = true"
+            )
+        return rewards
 
 
 def make_sampler(

@@ -14,6 +14,7 @@ import httpx
 
 from prime_rl.api.algorithm import Algorithm
 from prime_rl.configs.frozen import FrozenModelConfig
+from prime_rl.configs.urls import can_be_header
 from prime_rl.errors import RunError
 from prime_rl.orchestrator.sampling import frozen_client_settings
 from prime_rl.orchestrator.scorer import ScoringFailed, TokenScorer, is_local
@@ -26,13 +27,19 @@ LOOK_TIMEOUT_S = 10.0
 
 
 async def find_frozen_model(
-    config: FrozenModelConfig, label: str, *, attempts: int = ATTEMPTS, retry_s: float = RETRY_S
+    config: FrozenModelConfig,
+    label: str,
+    *,
+    attempts: int = ATTEMPTS,
+    retry_s: float = RETRY_S,
+    environment: Mapping[str, str] = os.environ,
 ) -> str:
-    """Name under which the endpoint serves. Raises RunError saying what is missing."""
+    """Name under which the endpoint serves. Raises RunError saying what is missing. The key is read
+    from `environment`."""
     who = f"the teacher of source {label!r} at {config.base_url}"
     async with httpx.AsyncClient(
         trust_env=not is_local(config.base_url),
-        headers=request_headers(config),
+        headers=request_headers(config, environment),
         timeout=LOOK_TIMEOUT_S,
     ) as client:
         served = await _served(client, config, who, attempts, retry_s)
@@ -68,7 +75,7 @@ async def _served(
                 )
             if (await client.get(f"{config.base_url}/health")).status_code == 200:
                 return []
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = f"{type(error).__name__}: {error}"
         except (ValueError, KeyError, TypeError) as error:
             reason = f"GET /v1/models: not the expected JSON ({error!r})"
@@ -78,9 +85,17 @@ async def _served(
     )
 
 
-def request_headers(config: FrozenModelConfig) -> dict[str, str]:
-    """Headers of every request to the endpoint, its key among them."""
-    key = os.environ.get(config.api_key_var)
+def request_headers(
+    config: FrozenModelConfig, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Headers of every request to the endpoint, its key among them. Raises RunError for a key that
+    no header can carry."""
+    key = environment.get(config.api_key_var)
+    if key and not can_be_header(key):
+        raise RunError(
+            f"the environment variable {config.api_key_var} (teacher.api_key_var) holds no key: "
+            "expected printable ASCII in one line, without spaces at its ends"
+        )
     return {**({"Authorization": f"Bearer {key}"} if key else {}), **config.headers}
 
 

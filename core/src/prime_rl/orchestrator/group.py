@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,14 @@ from prime_rl.api.algorithm import (
 )
 from prime_rl.configs.curriculum import AdvantageRangeConfig
 from prime_rl.errors import RunError
-from prime_rl.orchestrator.arrays import are_finite
+from prime_rl.orchestrator.arrays import LARGEST_FLOAT32, are_finite, fit_float32
 from prime_rl.orchestrator.columns import ReferenceView, SampleColumns
 from prime_rl.orchestrator.curriculum import is_rejected
 from prime_rl.orchestrator.episode import AgentTrace, EpisodeResult
 from prime_rl.orchestrator.samples import content_roles
 from prime_rl.wire import TrainingSample
+
+log = logging.getLogger(__name__)
 
 ViewOfContext = Callable[[ReferenceContext, Sequence[int]], ReferenceView]
 """(context, token ids of the branch) -> what the reference is given."""
@@ -116,8 +119,9 @@ def score(
     """Credit from the algorithm onto every sample of every episode, then the gates' verdict.
 
     Tokens whose advantage is exactly 0 get the rl weight 0; a sample without any weighted token is
-    dropped. `view` turns what the algorithm shows the reference before a branch into tokens. Raises
-    RunError when the algorithm returns something else than its contract says.
+    dropped. `view` turns what the algorithm shows the reference before a branch into tokens. A group
+    with advantages that float32 does not hold fails as a whole. Raises RunError when the algorithm
+    returns something else than its contract says.
     """
     results = sorted(results, key=lambda result: result.request.member)
     first = results[0].request
@@ -125,8 +129,14 @@ def score(
     with_roles = algorithm.requirements.roles
     episodes = [_episode(result, with_roles) for result in results]
     group = Group(first.source, task_key, episodes, task or {})
-    credits = algorithm.score_group(group)
+    try:
+        credits = algorithm.score_group(group)
+    except OverflowError as error:
+        results, credits = _give_up(results, samples, task_key, str(error))
     _check_credits(algorithm, credits, samples)
+    if not all(fit_float32(c.advantages or ()) for branches in credits for c in branches):
+        why = f"float32, which the trainer computes in, holds at most {LARGEST_FLOAT32:.2g}"
+        results, credits = _give_up(results, samples, task_key, why)
     views = _reference_views(algorithm, group, credits, view)
     scored = [
         _scored(result, own, credit, seen, algorithm.requirements.sampled_by == "frozen")
@@ -140,6 +150,23 @@ def score(
         has_variance=_has_variance(results),
         is_rejected=bool(gates) and is_rejected(gates, advantage_range(credits, samples)),
     )
+
+
+def _give_up(
+    results: Sequence[EpisodeResult],
+    samples: Sequence[Sequence[TrainingSample]],
+    task_key: str,
+    why: str,
+) -> tuple[list[EpisodeResult], list[list[Credit]]]:
+    """The episodes of a group whose advantages overflow: all failed, none with credit."""
+    rewards = [result.reward for result in results if not result.failed]
+    text = f"DamagedGroup: rewards {rewards} give advantages that overflow: {why}"
+    log.warning("source %r, task %s: %s", results[0].request.source, task_key, text)
+    failed = [
+        result if result.failed else dataclasses.replace(result, outcome="error", error=text)
+        for result in results
+    ]
+    return failed, [[Credit() for _ in own] for own in samples]
 
 
 def _has_variance(results: Sequence[EpisodeResult]) -> bool:
@@ -193,6 +220,11 @@ def _check_credits(
                     )
                 if not are_finite(values):
                     raise RunError(f"{name}.score_group returned {stream} that are not finite")
+                if stream != "advantages" and not fit_float32(values):
+                    raise RunError(
+                        f"{name}.score_group returned {stream} up to {max(map(abs, values)):g}, and "
+                        f"float32, which the trainer computes in, holds {LARGEST_FLOAT32:.2g}"
+                    )
                 if stream == "ref_kl_weights" and any(
                     itertools.compress(values, map(operator.not_, sample.mask))
                 ):

@@ -7,7 +7,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from prime_rl.api.algorithm import Algorithm
 from prime_rl.batches import BatchServer
@@ -15,7 +16,7 @@ from prime_rl.configs.paths import StagePaths
 from prime_rl.configs.run import RLConfig
 from prime_rl.control.broadcasts import BroadcastReceiver
 from prime_rl.control.checkpoints import ComponentCheckpoint, is_due
-from prime_rl.errors import RunError
+from prime_rl.errors import CheckpointError, RunError, what_was_raised
 from prime_rl.orchestrator import evaluate
 from prime_rl.orchestrator.admission import Admission
 from prime_rl.orchestrator.concurrency_watcher import ConcurrencyWatcher
@@ -31,6 +32,7 @@ from prime_rl.orchestrator.metrics import (
     warn_of_errors,
     warn_of_no_signal,
 )
+from prime_rl.orchestrator.needs import EpisodeNeeds
 from prime_rl.orchestrator.pack import pack
 from prime_rl.orchestrator.policy import Policy, Progress, fillable_batches, gate_is_open
 from prime_rl.orchestrator.recorder import Recorder
@@ -106,6 +108,7 @@ class Orchestrator:
                 services.release_sessions,
                 stage.seq_len,
                 config.episode_timeout_s,
+                episode_needs(stage, services, algorithms),
             ),
             sink=self,
             policy=self.policy,
@@ -408,12 +411,19 @@ class Orchestrator:
         return time.monotonic() - started
 
     def _restore(self, state: OrchestratorState) -> None:
+        """Raises CheckpointError naming the file."""
+        try:
+            self._restore_parts(state)
+        except CheckpointError as error:
+            raise CheckpointError(f"{state.origin}: {error}") from error
+
+    def _restore_parts(self, state: OrchestratorState) -> None:
         groups = decode_leftover(state.leftover)
         self.source.load_state_dict(state.source, kept={group.group_id for group in groups})
         for group in groups:
             self.train_sink.restore(group)
         for name, algorithm in self._algorithms.items():
-            algorithm.load_state_dict(state.algorithms.get(name, {}))
+            restore_algorithm(name, algorithm, state.algorithms.get(name, {}))
         for name, value in state.counters.items():
             setattr(self.progress, name, value)
 
@@ -435,6 +445,19 @@ class Orchestrator:
             )
 
 
+def restore_algorithm(source: str, algorithm: Algorithm, state: dict[str, Any]) -> None:
+    """Raises CheckpointError for whatever the algorithm does not take."""
+    try:
+        algorithm.load_state_dict(state)
+    except Exception as error:  # a plugin's own code may raise anything
+        text = str(error) if isinstance(error, ValueError) else what_was_raised(error)
+        raise CheckpointError(
+            f"{type(algorithm).__name__}, the algorithm of source {source!r}, does not take the "
+            f"state of the checkpoint: {text}; found {state!r:.80}. Keep the algorithm that the "
+            "checkpoint was made with, or let it start anew: resume.skip_dataloader = true"
+        ) from error
+
+
 def make_train_source(stage: RLConfig, services: Services) -> TrainSource:
     """Over every training source of the stage. Raises ConfigError when a sampler cannot work with
     the tasks of its source."""
@@ -446,6 +469,22 @@ def make_train_source(stage: RLConfig, services: Services) -> TrainSource:
             source.sampler, source.label, [task.key for task in tasks]
         )
     return TrainSource(shares, stage.seed, samplers)
+
+
+def episode_needs(
+    stage: RLConfig, services: Services, algorithms: Mapping[str, Algorithm]
+) -> dict[str, EpisodeNeeds]:
+    """What the episodes of every training source must bring."""
+    return {
+        source.label: EpisodeNeeds.of_source(
+            source.sampling,
+            algorithms[source.label].requirements,
+            services.sources["train", source.label].is_frozen,
+            stage.trainer.enable_router_replay,
+            services.vocabulary,
+        )
+        for source in stage.orchestrator.train.source
+    }
 
 
 def make_admission(stage: RLConfig) -> Admission:

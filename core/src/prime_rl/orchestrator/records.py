@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from prime_rl.errors import what_was_raised
+from prime_rl.orchestrator.arrays import LARGEST_FLOAT32, fit_float32
 from prime_rl.orchestrator.episode import AgentTrace, EpisodeRequest, EpisodeResult
+from prime_rl.orchestrator.needs import EpisodeNeeds, check_samples
 from prime_rl.orchestrator.samples import samples_with_paths
 from prime_rl.traces.rounding import round_decimals
 from prime_rl.wire import EpisodeOutcome
+
+log = logging.getLogger(__name__)
 
 TRUNCATING = frozenset(
     ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
 )
 """Stop conditions that mean: a limit ended the trace, not the agent."""
+
+NEEDS_NOTHING = EpisodeNeeds()
+
+NO_REWARD = (
+    "NoReward: the episode ended without a reward: its task set has no reward function, or scoring "
+    "did not run. Give the tasks a reward, or use an algorithm that needs none (opd, opsd, sft)"
+)
 
 TOKEN_DECIMALS = 4
 """Digits of stored log-probabilities. Training uses the wire's own, never these."""
@@ -29,10 +42,13 @@ def read_episode(
     end_version: int,
     duration_s: float,
     is_frozen: bool = False,
+    needs: EpisodeNeeds = NEEDS_NOTHING,
 ) -> EpisodeResult:
     """`is_frozen`: a frozen model played it; experts and candidates it chose are not the policy's.
 
-    Raises ValueError when the streams of a trace do not fit together or a number is none.
+    Raises ValueError when the streams of a trace do not fit together or a number is none (a record
+    that lacks a field, or has another type in its place, raises what Python raises); RunError when
+    the engine does not return what `needs` says.
     """
     traces = [_agent_trace(trace, request, temperature, seq_len) for trace in record["traces"]]
     trainable = [
@@ -47,9 +63,18 @@ def read_episode(
     sampled_tokens = sum(_sampled_tokens(trace) for trace in trainable)
     if outcome in ("completed", "truncated") and not sampled_tokens:
         outcome, error = "error", "EmptyEpisode: the episode ended without a sampled token"
+    if outcome in ("completed", "truncated"):
+        if needs.reward and lacks_reward(trainable):
+            outcome, error = "error", NO_REWARD
+        check_samples(request.source, traces, needs)
     rewards = [trace.reward for trace in traces if trace.trainable]
-    if not all(map(math.isfinite, rewards)):
+    if not math.isfinite(sum(rewards)):
         raise ValueError(f"rewards {rewards} are not all finite")
+    if request.split == "train" and not fit_float32(rewards):
+        raise ValueError(
+            f"rewards {rewards}: float32, which the trainer computes in, holds at most "
+            f"{LARGEST_FLOAT32:.2g}"
+        )
     return EpisodeResult(
         request=request,
         id=record["id"],
@@ -86,6 +111,13 @@ def _agent_trace(
         forks=max(0, len(found) - 1),
         paths=[path for _, path in found],
     )
+
+
+def lacks_reward(traces: Sequence[Mapping[str, Any]]) -> bool:
+    """No trace has a reward, or those of one were not computed. A trace without any reward function
+    beside others that have one is an agent that is not scored."""
+    scored = [trace["rewards"] for trace in traces if trace["rewards"]]
+    return not scored or any(all(r is None for r in found.values()) for found in scored)
 
 
 def reward_of(trace: Mapping[str, Any]) -> float:
@@ -169,8 +201,18 @@ def stored_record(result: EpisodeResult, task_key: str) -> dict[str, Any]:
         "error": result.error,
         "reward": result.reward,
         "duration_s": round(result.duration_s, 3),
-        "traces": [_stored_trace(trace) for trace in result.record.get("traces", ())],
+        "traces": _stored_traces(result),
     }
+
+
+def _stored_traces(result: EpisodeResult) -> list[dict[str, Any]]:
+    """None of a record that is damaged where nothing else reads it: evaluations and failures."""
+    try:
+        return [_stored_trace(trace) for trace in result.record.get("traces", ())]
+    except Exception as error:  # whatever other contents than promised make raise
+        source, text = result.request.source, what_was_raised(error)
+        log.warning("episode %s of source %r is stored without traces: %s", result.id, source, text)
+        return []
 
 
 def _stored_trace(trace: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prime_rl.configs.orchestrator import SourceConfig
+from prime_rl.errors import PrimeError, what_was_raised
 from prime_rl.orchestrator.assembly import LostDelta
 from prime_rl.orchestrator.env_client import Environment, EpisodeRefused
 from prime_rl.orchestrator.episode import EpisodeRequest, EpisodeResult, Split, failed_result
+from prime_rl.orchestrator.needs import EpisodeNeeds
 from prime_rl.orchestrator.policy import Policy
 from prime_rl.orchestrator.records import read_episode
 from prime_rl.orchestrator.sampling import sampling_settings
@@ -49,16 +51,20 @@ class ServedEpisodeRunner:
         release_sessions: Callable[[Sequence[str]], None],
         seq_len: int,
         timeout_s: float,
+        needs: Mapping[str, EpisodeNeeds] | None = None,
     ) -> None:
+        """`needs` are those of the training sources."""
         self._sources = sources
         self._policy = policy
         self._release_sessions = release_sessions
         self._seq_len = seq_len
         self._timeout_s = timeout_s
+        self._needs = {("train", label): each for label, each in (needs or {}).items()}
 
     async def run(self, request: EpisodeRequest) -> EpisodeResult:
         """See EpisodeRunner.run. A failed episode keeps its place for a moment, so that an engine
-        that refuses everything is not asked without pause."""
+        that refuses everything is not asked without pause. Raises RunError when the engine does not
+        return what the source needs."""
         result = await self._run(request)
         if result.outcome == "error":
             await asyncio.sleep(max(0.0, FAILED_EPISODE_S - result.duration_s))
@@ -94,7 +100,14 @@ class ServedEpisodeRunner:
                 end_version=self._policy.version,
                 duration_s=time.monotonic() - started,
                 is_frozen=source.is_frozen,
+                needs=self._needs.get((request.split, request.source), EpisodeNeeds()),
             )
-        except ValueError as error:
-            log.warning("episode %s of %s: %s", record["id"], request.source, error)
-            return failed_result(request, "error", f"DamagedEpisode: {error}")
+        except PrimeError:
+            raise
+        except (
+            Exception
+        ) as error:  # whatever a record with other contents than promised makes raise
+            text = str(error) if isinstance(error, ValueError) else what_was_raised(error)
+            task = source.tasks[request.task_index].key
+            log.warning("damaged episode of source %r, task %s: %s", request.source, task, text)
+            return failed_result(request, "error", f"DamagedEpisode: {text}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prime_rl.orchestrator.arrays import are_finite, join_routes, join_sampling_masks
+from prime_rl.orchestrator.arrays import fit_float32, join_routes, join_sampling_masks
 from prime_rl.orchestrator.merging import MergedSequence, Turn, merge_turns
 from prime_rl.wire import TrainingSample
 
@@ -79,7 +79,7 @@ def _links(node: dict[str, Any]) -> Sequence[dict[str, Any]]:
 def _spread(values: Sequence[float], mask: Sequence[bool]) -> list[float]:
     """Values of the sampled tokens, 0.0 in between. Raises ValueError when their number differs or
     one is not finite: an engine that answers so has lost its weights."""
-    if not are_finite(values):
+    if not fit_float32(values):
         raise ValueError("log-probabilities are not all finite")
     if len(values) == len(mask) and all(mask):
         return list(values)

@@ -50,6 +50,8 @@ class Services:
     cost: CostOfRow
     view: ViewOfContext | None = None
     """Renders what is shown to a reference before a branch."""
+    vocabulary: int | None = None
+    """Size of the model's; None: unknown."""
 
 
 def wanted_sources(
@@ -111,6 +113,7 @@ async def open_services(
         check=check,
         cost=row_cost(plugin, model_dir),
         view=ContextRenderer(tokenizer, renderer).view,
+        vocabulary=plugin.architecture(read_config_json(model_dir)).vocab_size,
     )
 
 

@@ -6,10 +6,14 @@ import bisect
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from prime_rl.errors import CheckpointError
 from prime_rl.orchestrator.curriculum import Sampler, StandardSampler
+
+OTHER_WAY = "Use an undamaged checkpoint, or resume.skip_dataloader = true"
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,17 @@ class Draw:
     """Place in the order, from 0; the group's id."""
     source: str
     task_index: int
+
+
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _StoredSource(msgspec.Struct):
+    # Fields with a default are absent from older checkpoints.
+    drawn: NotNegative
+    counts: dict[str, NotNegative]
+    open: list[tuple[NotNegative, str, NotNegative]]
+    samplers: dict[str, dict[str, Any]] = {}
 
 
 class TrainSource:
@@ -92,22 +107,46 @@ class TrainSource:
 
     def load_state_dict(self, state: dict[str, Any], kept: Collection[int] = ()) -> None:
         """Go on from a checkpoint. Open draws come again but for those in `kept`: their episodes
-        are at hand. Raises CheckpointError when the sources are not those of the checkpoint."""
-        if set(state["counts"]) != set(self._shares):
+        are at hand. Raises CheckpointError when the state is damaged or the sources are not those
+        of the checkpoint."""
+        try:
+            stored = msgspec.convert(state, _StoredSource)
+        except msgspec.ValidationError as error:
             raise CheckpointError(
-                f"the checkpoint was made with the sources {sorted(state['counts'])}, this run has "
+                f"the order of tasks is damaged: {error}; found {state!r:.80}. {OTHER_WAY}"
+            ) from error
+        if set(stored.counts) != set(self._shares):
+            raise CheckpointError(
+                f"the checkpoint was made with the sources {sorted(stored.counts)}, this run has "
                 f"{sorted(self._shares)}; use the same, or resume.skip_dataloader = true"
             )
-        for number, label, task_index in state["open"]:
+        numbers = {number for number, _, _ in stored.open}
+        if len(numbers) < len(stored.open) or any(number >= stored.drawn for number in numbers):
+            raise CheckpointError(
+                f"the order of tasks is damaged: draws {sorted(n for n, _, _ in stored.open)} are "
+                f"open, {stored.drawn} were made. {OTHER_WAY}"
+            )
+        if not numbers.issuperset(kept):
+            raise CheckpointError(
+                f"unfinished groups {sorted(set(kept) - numbers)} belong to no open draw; open are "
+                f"{sorted(numbers)}. {OTHER_WAY}"
+            )
+        for number, label, task_index in stored.open:
+            if label not in self._shares:
+                raise CheckpointError(
+                    f"draw {number} is of source {label!r}, this run has {sorted(self._shares)}. "
+                    f"{OTHER_WAY}"
+                )
             if task_index >= self._shares[label].tasks:
                 raise CheckpointError(
                     f"source {label!r} has {self._shares[label].tasks} tasks, the checkpoint "
-                    f"(draw {number}) needs task {task_index}; the task set has changed"
+                    f"(draw {number}) needs task {task_index}; the task set has changed. Use the old "
+                    "one, or resume.skip_dataloader = true"
                 )
         for label, sampler in self.samplers.items():
-            sampler.load_state_dict(state.get("samplers", {}).get(label, {}))
-        self._drawn = state["drawn"]
-        self._counts = dict(state["counts"])
-        draws = [Draw(*entry) for entry in state["open"]]
+            sampler.load_state_dict(stored.samplers.get(label, {}))
+        self._drawn = stored.drawn
+        self._counts = dict(stored.counts)
+        draws = [Draw(*entry) for entry in stored.open]
         self._open = {draw.number: draw for draw in draws}
         self._again = [draw for draw in draws if draw.number not in set(kept)]

@@ -6,18 +6,40 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from prime_rl.errors import CheckpointError
-from prime_rl.orchestrator.columns import ReferenceView, SampleColumns
+from prime_rl.orchestrator.columns import STREAM_ITEM_BYTES, ReferenceView, SampleColumns
 from prime_rl.orchestrator.group import EpisodeFigures, ScoredEpisode, ScoredGroup
 from prime_rl.wire import RoutedExperts, SamplingMask
 
 STATE_NAME = "state.json"
 LEFTOVER_NAME = "leftover.msgpack"
 STATE_VERSION = 1
+
+
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+
+START_FRESH = (
+    "Use an undamaged checkpoint, or resume.skip_dataloader = true, which starts the order of tasks, "
+    "the samplers and the algorithms anew"
+)
+
+
+class _StoredCounters(msgspec.Struct, forbid_unknown_fields=True):
+    total_tokens: NotNegative = 0
+    total_samples: NotNegative = 0
+    total_episodes: NotNegative = 0
+
+
+class _StoredState(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    step: NotNegative
+    source: dict[str, Any]
+    algorithms: dict[str, dict[str, Any]]
+    counters: _StoredCounters
 
 
 class _StoredSample(msgspec.Struct):
@@ -55,6 +77,8 @@ class OrchestratorState:
     counters: dict[str, int]
     leftover: bytes
     """Encoded episodes of groups of which a part has shipped."""
+    origin: str = "the checkpoint"
+    """Where it was read, for messages."""
 
     def write(self, folder: Path) -> None:
         """Fill the component's folder."""
@@ -71,18 +95,31 @@ class OrchestratorState:
     @classmethod
     def read(cls, folder: Path) -> OrchestratorState:
         """Raises CheckpointError when the folder is not the orchestrator's part of a checkpoint."""
+        path = folder / STATE_NAME
         try:
-            values = json.loads((folder / STATE_NAME).read_text())
+            values = json.loads(path.read_text())
             leftover = (folder / LEFTOVER_NAME).read_bytes()
-            found = values.pop("version")
-            state = cls(leftover=leftover, **values)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{folder} cannot be read: {error}") from error
-        if found != STATE_VERSION:
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{folder} cannot be read: {error}. {START_FRESH}") from error
+        if isinstance(values, dict) and values.get("version", STATE_VERSION) != STATE_VERSION:
             raise CheckpointError(
-                f"{folder} has format {found}, this version of prime-rl reads {STATE_VERSION}"
+                f"{folder} has format {values['version']!r}, this version of prime-rl reads "
+                f"{STATE_VERSION}"
             )
-        return state
+        try:
+            stored = msgspec.convert(values, _StoredState)
+        except msgspec.ValidationError as error:
+            raise CheckpointError(
+                f"{path} is damaged: {error}; found {values!r:.80}. {START_FRESH}"
+            ) from error
+        return cls(
+            step=stored.step,
+            source=stored.source,
+            algorithms=stored.algorithms,
+            counters=msgspec.structs.asdict(stored.counters),
+            leftover=leftover,
+            origin=str(path),
+        )
 
 
 def encode_leftover(groups: Sequence[ScoredGroup]) -> bytes:
@@ -112,9 +149,14 @@ def encode_leftover(groups: Sequence[ScoredGroup]) -> bytes:
 def decode_leftover(data: bytes) -> list[ScoredGroup]:
     """What `encode_leftover` wrote; raises CheckpointError for anything else."""
     try:
-        stored = msgspec.msgpack.decode(data, type=list[_StoredGroup])
-    except msgspec.DecodeError as error:
-        raise CheckpointError(f"the checkpoint's unfinished groups are damaged: {error}") from error
+        return _groups(msgspec.msgpack.decode(data, type=list[_StoredGroup]))
+    except (msgspec.DecodeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the unfinished groups ({LEFTOVER_NAME}) are damaged: {error}. {START_FRESH}"
+        ) from error
+
+
+def _groups(stored: Sequence[_StoredGroup]) -> list[ScoredGroup]:
     return [
         ScoredGroup(
             group_id=group.group_id,
@@ -123,7 +165,7 @@ def decode_leftover(data: bytes) -> list[ScoredGroup]:
             episodes=[
                 ScoredEpisode(
                     EpisodeFigures(**episode.figures),
-                    [SampleColumns(**msgspec.structs.asdict(s)) for s in episode.samples],
+                    [_columns(sample) for sample in episode.samples],
                 )
                 for episode in group.episodes
             ],
@@ -131,3 +173,13 @@ def decode_leftover(data: bytes) -> list[ScoredGroup]:
         )
         for group in stored
     ]
+
+
+def _columns(sample: _StoredSample) -> SampleColumns:
+    """Raises ValueError when a stream has another length than its sample."""
+    for name, data in sample.streams.items():
+        if len(data) != sample.length * STREAM_ITEM_BYTES.get(name, -1):
+            raise ValueError(
+                f"stream {name!r} of a sample of {sample.length} tokens has {len(data)} bytes"
+            )
+    return SampleColumns(**msgspec.structs.asdict(sample))

@@ -56,6 +56,14 @@ def _agents_without_runtime(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def agent_names(source: SourceConfig) -> list[str]:
+    """The agents that play in the environment of a source whose tasks `load_tasks` has loaded."""
+    from verifiers.v1.configs.agent import agent_config_fields
+    from verifiers.v1.utils.loaders import resolve_env_config
+
+    return list(agent_config_fields(resolve_env_config(environment_settings(source))))
+
+
 def select(count: int, config: SelectConfig) -> list[int]:
     """Indices of the tasks to use out of `count`. Raises ConfigError when none is left."""
     wrong = [index for index in config.include or () if not 0 <= index < count]

@@ -24,7 +24,7 @@ class IPOConfig(PluginConfig):
     eps: float = Field(0.3, gt=0, le=1)
     """Largest change of a token's probability, |p_trainer - p_sampler|; beyond it the token is
     dropped."""
-    adv_tau: float = Field(1.0, gt=0)
+    adv_tau: float = Field(1.0, gt=0, le=1e6)
     """Factor on the advantages."""
-    max_importance_ratio: float = Field(1e4, gt=0)
+    max_importance_ratio: float = Field(1e4, gt=0, le=1e6)
     """Bound of the importance ratio p_trainer / p_sampler of kept tokens."""

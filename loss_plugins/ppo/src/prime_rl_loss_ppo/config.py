@@ -17,16 +17,17 @@ class PPOConfig(PluginConfig):
     ratio_low: float = Field(0.8, ge=0, le=1)
     """Below this importance ratio p_trainer / p_sampler, a token with a negative advantage has no
     gradient; 0: off."""
-    ratio_high: float = Field(1.2, ge=1, le=1e30)
+    ratio_high: float = Field(1.2, ge=1, le=1e6)
     """Above this importance ratio, a token with a positive advantage has no gradient."""
-    max_importance_ratio: float = Field(1e4, ge=1, le=1e30)
+    max_importance_ratio: float = Field(1e4, ge=1, le=1e6)
     """Bound of the importance ratio where it is not clipped: tokens with a negative advantage."""
 
     @model_validator(mode="after")
     def _bound_lies_above_the_band(self) -> Self:
-        if self.max_importance_ratio < self.ratio_high:
+        if self.max_importance_ratio <= self.ratio_high:
+            where = "below" if self.max_importance_ratio < self.ratio_high else "equal to"
             raise ValueError(
-                f"max_importance_ratio {self.max_importance_ratio:g} is below ratio_high "
-                f"{self.ratio_high:g}: raise it, or lower ratio_high"
+                f"max_importance_ratio {self.max_importance_ratio:g} is {where} ratio_high "
+                f"{self.ratio_high:g}, expected a larger one: raise it, or lower ratio_high"
             )
         return self
