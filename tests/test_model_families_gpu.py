@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compiled_families import differences, trained_rows
 from ranks_of_families import VOCABULARY, architectures
 from trainer_world import make_run, random_micro_batch
 
@@ -65,51 +66,38 @@ def test_accelerator_follows_the_cpu(name, architecture, tmp_path):
     assert all(gradient.isfinite().all() for gradient in gradients.values())
 
 
-ROWS = [[19, 4, 1, 26], [21, 17], [3, 48, 9, 9, 2], [7], [30, 1, 1, 44, 20, 32], [5, 2, 1, 60]]
-"""Lengths of documents: the first shape is compiled as it is, the second for any number of tokens."""
-DIFFERENCES = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (1e-4, 1e-2)}
-"""Mean of the log-probabilities' difference and relative norm of a gradient's."""
+ROWS = [[19, 4, 1, 26], [30, 1, 1, 44, 20, 32]]
+"""Lengths of documents: the first row is compiled as it is, the second for any number of tokens."""
+LARGEST = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (2e-4, 0.1)}
+"""See `differences`. In bfloat16 a log-probability of compiled blocks that keep float32 where plain
+ones round is off by 8e-4 on average, in three layers."""
 
 
-def trained_rows(run, folder, dtype, compiled):
-    """[(log-probabilities, gradients by name)] of ROWS."""
-    setup = prepare(run.stages[0].model, folder, scan())
-    module = build(setup, "cuda", dtype, router_dtype=torch.float32)
-    load_weights(module, setup.layout, folder, "cuda")
-    memory = MemoryConfig(compile=compiled)
-    prepare_blocks(
-        module, setup.kernels, run.stages[0].trainer.model_copy(update={"memory": memory})
-    )
-    policy = Policy(setup.plugin, module, 64, with_entropy=True)
-    found = []
-    for number, lengths in enumerate(ROWS):
-        streams = Streams.from_micro_batch(random_micro_batch(number, VOCABULARY, lengths))
-        logprobs, _ = policy(build_row(streams, torch.device("cuda")))
-        module.zero_grad()
-        (logprobs * torch.linspace(-1, 1, logprobs.shape[0], device="cuda")).sum().backward()
-        gradients = {
-            name: parameter.grad.float()
-            for name, parameter in module.named_parameters()
-            if parameter.grad is not None
-        }
-        found.append((logprobs.detach(), gradients))
-    return found
-
-
-@pytest.mark.parametrize("dtype", DIFFERENCES, ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", LARGEST, ids=str)
 def test_compiled_blocks_round_where_plain_ones_do(dtype, tmp_path):
-    """Of all families, because its sparse attention answers the smallest difference: DeepSeek V4."""
+    """DeepSeek V4's sparse layer, which answers the smallest difference; few iterations of Sinkhorn,
+    because they take longest to compile."""
     torch.backends.cuda.matmul.allow_tf32 = False
     (architecture,) = [value for name, value in architectures() if name == "deepseek_v4:debug"]
-    model = {"fresh": {"architecture": architecture, "tokenizer": "letters"}}
+    sparse = {
+        "num_hidden_layers": 1,
+        "layer_types": ["compressed_sparse_attention"],
+        "num_hash_layers": 0,
+        "hc_sinkhorn_iters": 2,
+    }
+    model = {"fresh": {"architecture": {**architecture, **sparse}, "tokenizer": "letters"}}
     run = make_run(tmp_path, "sft", max_steps=1, model=model)
-    folder = RunPaths(run.directory).fresh_model
-    plain = trained_rows(run, folder, dtype, compiled=False)
-    compiled = trained_rows(run, folder, dtype, compiled=True)
-    largest, largest_gradient = DIFFERENCES[dtype]
-    for (expected, wanted), (found, gradients) in zip(plain, compiled, strict=True):
-        assert (found - expected).abs().mean() < largest
-        assert gradients.keys() == wanted.keys()
-        for key, gradient in wanted.items():
-            off = (gradients[key] - gradient).norm() / (gradient.norm() + 1e-6)
-            assert off < largest_gradient, f"{key}: {off:.3g}"
+    memory = MemoryConfig(compile=True)
+    trainer = run.stages[0].trainer.model_copy(update={"memory": memory})
+
+    def outcomes(compile_blocks):
+        folder = RunPaths(run.directory).fresh_model
+        return trained_rows(run, folder, "cuda", dtype, ROWS, compile_blocks)
+
+    plain = outcomes(None)
+    compiled = outcomes(lambda module, kernels: prepare_blocks(module, kernels, trainer))
+    for found, expected in zip(compiled, plain, strict=True):
+        logprobs, gradient, name = differences(found, expected)
+        assert logprobs < LARGEST[dtype][0]
+        assert gradient < LARGEST[dtype][1], name

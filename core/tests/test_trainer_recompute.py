@@ -6,13 +6,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from prime_rl.api import Kernels
+from prime_rl.configs.trainer import MemoryConfig, TrainerConfig
 from prime_rl.layers import dsa_torch_select
 from prime_rl.layers.attention_torch import TorchAttention, TorchAttentionConfig
 from prime_rl.layers.dsa_torch import TorchDSA, TorchDSAConfig
 from prime_rl.parallel.shard import make_meshes, shard
 from prime_rl.parallel.world import World
 from prime_rl.trainer.recompute import recompute_in_backward, remember_choices
-from prime_rl.trainer.setup import leave_kernels_alone
+from prime_rl.trainer.setup import leave_kernels_alone, prepare_blocks
 
 
 class SparseBlock(nn.Module):
@@ -144,3 +145,23 @@ def test_compiled_blocks_are_recomputed() -> None:
     recompute_in_backward(block)
     block(x_TD).square().sum().backward()
     torch.testing.assert_close(block.q.weight.grad, expected)
+
+
+class RoundedBlock(nn.Module):
+    """Rounds in its middle."""
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        rounded_TD = (x_TD.float() * 1.1).bfloat16().float()
+        return ((rounded_TD * 3.3).bfloat16() * 0.7).float()
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="drops roundings on a CPU")
+def test_compiled_blocks_round_where_plain_ones_do() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([RoundedBlock()])
+    (block,) = model.layers
+    x_TD = torch.randn(37, 64, generator=torch.Generator().manual_seed(0))
+    expected = block(x_TD)
+    trainer = TrainerConfig.model_construct(memory=MemoryConfig(compile=True))
+    prepare_blocks(model, Kernels(TorchAttention(TorchAttentionConfig()), []), trainer)
+    assert block(x_TD).equal(expected)

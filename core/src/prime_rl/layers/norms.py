@@ -66,7 +66,7 @@ class _PlainRMSNorm(torch.autograd.Function):
         inverse = torch.addcmul(x.new_tensor([eps]), length, length, value=1 / x.shape[-1])
         inverse.rsqrt_()
         ctx.save_for_backward(x, weight, inverse)
-        return (x * inverse).mul_(weight)
+        return x * inverse * weight  # in place, traced blocks would have no gradients
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +23,12 @@ from prime_rl.trainer.recompute import recompute_in_backward, remember_choices
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SAME_ROUNDINGS: dict[str, Any] = {"emulate_precision_casts": True, "pattern_matcher": False}
+"""Compiled blocks round to bfloat16 wherever plain ones, and engines, do. Left to itself the compiler
+keeps float32 between the operations that it fuses and drops conversions to bfloat16 and back: no
+worse as numbers, but near ties go the other way, and a token for which sparse attention chooses
+another entry has a log-probability that is off by up to 1. Torch 2.11 drops conversions among the
+patterns that it simplifies, so these are off; no difference in speed was seen."""
 
 
 def compute_dtype(model: ModelConfig, device: torch.device) -> torch.dtype:
@@ -135,7 +142,7 @@ def prepare_blocks(model: nn.Module, kernels: Kernels, trainer: TrainerConfig) -
         if trainer.memory.compile:
             # Inside what recomputes: one break in a graph that held both would leave the whole
             # block uncompiled.
-            block.forward = torch.compile(block.forward)
+            block.forward = torch.compile(block.forward, options=SAME_ROUNDINGS)
         if recomputes:
             recompute_in_backward(block)
 

@@ -100,7 +100,8 @@ class _Write(torch.autograd.Function):
         out = post[..., None] * y[:, None].float()
         for i in range(streams.shape[1]):
             out.addcmul_(comb[:, i, :, None], streams[:, i, None].float())
-        return out.to(streams.dtype)
+        # A copy, also where the dtype is the same: traced blocks would have no gradients.
+        return out.to(streams.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, ...]:

@@ -26,7 +26,8 @@ class Sinkhorn(torch.autograd.Function):
         x_NNT = _tokens_last(matrices_TNN)
         for dim in _dims(iterations):
             x_NNT = x_NNT / x_NNT.sum(dim, keepdim=True).add_(eps)
-        return x_NNT.permute(2, 0, 1).contiguous()  # a sharded module may not return a view
+        # A sharded module may not return a view, and `contiguous` copies only what needs it.
+        return x_NNT.permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
