@@ -151,6 +151,34 @@ def test_wrong_number_of_ranks_is_refused(kind, tmp_path):
     server.close()
 
 
+class SlowToConnect:
+    """A context whose sockets, once connected, wait until a thread has ended."""
+
+    def __init__(self, inner, thread):
+        self._inner, self._thread = inner, thread
+
+    def socket(self, kind):
+        return SlowToConnect(self._inner.socket(kind), self._thread)
+
+    def connect(self, address):
+        self._inner.connect(address)
+        self._thread.join(10)
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+def test_a_server_whose_thread_leaves_before_it_is_told_still_closes(tmp_path):
+    """It sees the closing when it looks by itself; a bell without anyone to hear it must not wait."""
+    server = open_batch_server("zmq", StagePaths(tmp_path), 1)
+    server._context = SlowToConnect(server._context, server._thread)
+    closing = threading.Thread(target=server.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not server._thread.is_alive()
+    assert not closing.is_alive()
+
+
 def test_malformed_requests_do_not_disturb_the_server(tmp_path):
     paths = StagePaths(tmp_path)
     server = open_batch_server("zmq", paths, 1)

@@ -7,6 +7,7 @@ Only msgpack crosses the wire; a request that is anything else is dropped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -108,10 +109,15 @@ class ZmqBatchServer(BatchServer):
         self._context.destroy()
 
     def _ring(self) -> None:
-        """Wake the server thread; called from any other thread."""
+        """Wake the server thread; called from any other thread.
+
+        Never waits: the thread looks up every POLL_MS by itself, and may have seen a closing and left
+        before it is told.
+        """
         bell = self._context.socket(zmq.PUSH)
         bell.connect(self._bell_address)
-        bell.send(b"")
+        with contextlib.suppress(zmq.Again):
+            bell.send(b"", zmq.NOBLOCK)
         bell.close(linger=100)
 
     def _serve(self) -> None:
