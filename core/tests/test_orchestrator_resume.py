@@ -185,6 +185,6 @@ def test_damaged_pools_are_refused(rewards):
         ]
     )
     sampler = DifficultyPoolSampler(config, "words", ["a", "b"])
-    with pytest.raises(CheckpointError, match=f"pools of source 'words' are damaged.*{SKIP}"):
+    with pytest.raises(CheckpointError, match=f"pools of source 'words' is damaged.*{SKIP}"):
         sampler.load_state_dict({"rewards": rewards})
     sampler.load_state_dict({"rewards": {"a": [1, 1.0]}})

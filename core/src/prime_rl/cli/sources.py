@@ -59,6 +59,8 @@ def _algorithms(
 
 def _check_agents(source: SourceConfig, algorithm: Algorithm) -> None:
     """Every agent that the algorithm's settings name plays in the environment."""
+    if not algorithm.requirements.agents:
+        return
     known = agent_names(source)
     for name in sorted(algorithm.requirements.agents):
         if name not in known:

@@ -58,7 +58,6 @@ MODEL = {
     "fusions": "remove it: which weights are fused is up to the model plugin",
     "quantization": "not supported here: training computes in `model.compute_dtype`; some families "
     "repeat the roundings of an FP8 server, `model.options`",
-    "dsv4_kv_precision": "write kv_precision in `model.options` instead",
     "index_cache": "remove it: config.json of the checkpoint says which layers choose keys",
     "optimization_dtype": "remove it: parameters and optimizer states are float32",
     "lora": "not supported here: all weights are trained",

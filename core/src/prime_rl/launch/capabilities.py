@@ -360,7 +360,8 @@ def _references(stage: RLConfig, parts: list[Part]) -> Iterator[str]:
 def _room_for_context(stage: RLConfig, part: Part) -> Iterator[str]:
     """What the reference is shown stands before a branch of up to seq_len tokens."""
     limit = stage.inference.max_model_len or stage.seq_len
-    shows_more = type(part.plugin).reference_context is not Algorithm.reference_context  # type: ignore[attr-defined]
+    assert isinstance(part.plugin, Algorithm)
+    shows_more = type(part.plugin).reference_context is not Algorithm.reference_context
     if shows_more and limit <= stage.seq_len:
         yield (
             f"{part.describe()} lets the engines score a hint and the branch behind it, but "

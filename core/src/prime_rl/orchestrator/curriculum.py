@@ -16,6 +16,7 @@ from prime_rl.configs.curriculum import (
     StandardSamplerConfig,
 )
 from prime_rl.errors import CheckpointError, ConfigError
+from prime_rl.orchestrator.stored import as_stored, is_damaged
 
 UNSEEN = -1
 
@@ -162,19 +163,10 @@ class DifficultyPoolSampler:
         self._fill()
 
     def _stored_rewards(self, state: dict[str, Any]) -> RewardSums:
-        found = state.get("rewards", {})
-        problem = ""
-        try:
-            rewards = msgspec.convert(found, RewardSums)
-            if not all(math.isfinite(total) for _, total in rewards.values()):
-                problem = "a sum of rewards is not finite"
-        except msgspec.ValidationError as error:
-            problem = str(error)
-        if problem:
-            raise CheckpointError(
-                f"the difficulty pools of source {self._label!r} are damaged: {problem}; found "
-                f"{found!r:.80}. Use an undamaged checkpoint, or resume.skip_dataloader = true"
-            )
+        what = f"the state of the difficulty pools of source {self._label!r}"
+        rewards = as_stored(state.get("rewards", {}), RewardSums, what)
+        if not all(math.isfinite(total) for _, total in rewards.values()):
+            raise is_damaged(what, "a sum of rewards is not finite", rewards)
         return rewards
 
 

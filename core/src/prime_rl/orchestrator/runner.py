@@ -15,7 +15,7 @@ from prime_rl.orchestrator.env_client import Environment, EpisodeRefused
 from prime_rl.orchestrator.episode import EpisodeRequest, EpisodeResult, Split, failed_result
 from prime_rl.orchestrator.needs import EpisodeNeeds
 from prime_rl.orchestrator.policy import Policy
-from prime_rl.orchestrator.records import read_episode
+from prime_rl.orchestrator.records import NEEDS_NOTHING, read_episode
 from prime_rl.orchestrator.sampling import sampling_settings
 from prime_rl.orchestrator.tasks import TaskRow
 
@@ -100,13 +100,11 @@ class ServedEpisodeRunner:
                 end_version=self._policy.version,
                 duration_s=time.monotonic() - started,
                 is_frozen=source.is_frozen,
-                needs=self._needs.get((request.split, request.source), EpisodeNeeds()),
+                needs=self._needs.get((request.split, request.source), NEEDS_NOTHING),
             )
         except PrimeError:
             raise
-        except (
-            Exception
-        ) as error:  # whatever a record with other contents than promised makes raise
+        except Exception as error:  # whatever other contents than promised make raise
             text = str(error) if isinstance(error, ValueError) else what_was_raised(error)
             task = source.tasks[request.task_index].key
             log.warning("damaged episode of source %r, task %s: %s", request.source, task, text)

@@ -6,14 +6,13 @@ import bisect
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from prime_rl.errors import CheckpointError
 from prime_rl.orchestrator.curriculum import Sampler, StandardSampler
-
-OTHER_WAY = "Use an undamaged checkpoint, or resume.skip_dataloader = true"
+from prime_rl.orchestrator.stored import OTHER_WAY, NotNegative, as_stored, is_damaged
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,6 @@ class Draw:
     """Place in the order, from 0; the group's id."""
     source: str
     task_index: int
-
-
-NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _StoredSource(msgspec.Struct):
@@ -109,12 +105,7 @@ class TrainSource:
         """Go on from a checkpoint. Open draws come again but for those in `kept`: their episodes
         are at hand. Raises CheckpointError when the state is damaged or the sources are not those
         of the checkpoint."""
-        try:
-            stored = msgspec.convert(state, _StoredSource)
-        except msgspec.ValidationError as error:
-            raise CheckpointError(
-                f"the order of tasks is damaged: {error}; found {state!r:.80}. {OTHER_WAY}"
-            ) from error
+        stored = as_stored(state, _StoredSource, "the order of tasks")
         if set(stored.counts) != set(self._shares):
             raise CheckpointError(
                 f"the checkpoint was made with the sources {sorted(stored.counts)}, this run has "
@@ -122,10 +113,8 @@ class TrainSource:
             )
         numbers = {number for number, _, _ in stored.open}
         if len(numbers) < len(stored.open) or any(number >= stored.drawn for number in numbers):
-            raise CheckpointError(
-                f"the order of tasks is damaged: draws {sorted(n for n, _, _ in stored.open)} are "
-                f"open, {stored.drawn} were made. {OTHER_WAY}"
-            )
+            problem = f"{stored.drawn} were made, and open are others or one twice"
+            raise is_damaged("the order of tasks", problem, sorted(n for n, _, _ in stored.open))
         if not numbers.issuperset(kept):
             raise CheckpointError(
                 f"unfinished groups {sorted(set(kept) - numbers)} belong to no open draw; open are "

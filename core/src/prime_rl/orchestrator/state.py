@@ -6,26 +6,19 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from prime_rl.errors import CheckpointError
 from prime_rl.orchestrator.columns import STREAM_ITEM_BYTES, ReferenceView, SampleColumns
 from prime_rl.orchestrator.group import EpisodeFigures, ScoredEpisode, ScoredGroup
+from prime_rl.orchestrator.stored import OTHER_WAY, NotNegative, as_stored
 from prime_rl.wire import RoutedExperts, SamplingMask
 
 STATE_NAME = "state.json"
 LEFTOVER_NAME = "leftover.msgpack"
 STATE_VERSION = 1
-
-
-NotNegative = Annotated[int, msgspec.Meta(ge=0)]
-
-START_FRESH = (
-    "Use an undamaged checkpoint, or resume.skip_dataloader = true, which starts the order of tasks, "
-    "the samplers and the algorithms anew"
-)
 
 
 class _StoredCounters(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,18 +93,13 @@ class OrchestratorState:
             values = json.loads(path.read_text())
             leftover = (folder / LEFTOVER_NAME).read_bytes()
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{folder} cannot be read: {error}. {START_FRESH}") from error
+            raise CheckpointError(f"{folder} cannot be read: {error}. {OTHER_WAY}") from error
         if isinstance(values, dict) and values.get("version", STATE_VERSION) != STATE_VERSION:
             raise CheckpointError(
                 f"{folder} has format {values['version']!r}, this version of prime-rl reads "
                 f"{STATE_VERSION}"
             )
-        try:
-            stored = msgspec.convert(values, _StoredState)
-        except msgspec.ValidationError as error:
-            raise CheckpointError(
-                f"{path} is damaged: {error}; found {values!r:.80}. {START_FRESH}"
-            ) from error
+        stored = as_stored(values, _StoredState, str(path))
         return cls(
             step=stored.step,
             source=stored.source,
@@ -152,7 +140,7 @@ def decode_leftover(data: bytes) -> list[ScoredGroup]:
         return _groups(msgspec.msgpack.decode(data, type=list[_StoredGroup]))
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"the unfinished groups ({LEFTOVER_NAME}) are damaged: {error}. {START_FRESH}"
+            f"the unfinished groups ({LEFTOVER_NAME}) are damaged: {error}. {OTHER_WAY}"
         ) from error
 
 

@@ -16,6 +16,8 @@ class DeepseekV4Config(PluginConfig):
     embedded engine compute the same module, so a switch holds on both sides.
     """
 
+    former = {"dsv4_kv_precision": "write `.kv_precision` instead"}
+
     type: Literal["deepseek_v4"] = "deepseek_v4"
     kv_precision: Precision = "full"
     """fp8: local keys and compressed entries are read as from vLLM's `fp8_ds_mla` cache, 448 e4m3
